@@ -12,6 +12,8 @@
 namespace pacer {
 namespace {
 
+constexpr const char* kNextFactor = "next_factor";
+
 std::string base_key(size_t group) { return "base/" + std::to_string(group); }
 
 }  // namespace
@@ -21,6 +23,7 @@ void LearningRate::attach(SessionParts& parts) {
     claim_ = parts.session_optimizer()->claim_learning_rate("the LearningRate hook");
   session_optimizer_ = parts.session_optimizer();
   optimizer_ = &parts.optimizer();
+  progress_ = &parts.progress;
   warns_ = OnceOnFirstRank(parts.is_first_rank());
   read_base_rates();
 }
@@ -79,6 +82,7 @@ void LearningRate::after_step(StepReport& report) {
 
 void LearningRate::save(NamedTensors& state) const {
   for (size_t g = 0; g < base_.size(); ++g) state[base_key(g)] = number_tensor(base_[g]);
+  state[kNextFactor] = number_tensor(schedule_.factor(*progress_));
 }
 
 void LearningRate::load(const NamedTensors& state) {
@@ -87,6 +91,16 @@ void LearningRate::load(const NamedTensors& state) {
     base.push_back(require_number<double>(state, base_key(g)));
     require(std::isfinite(base.back()) && base.back() >= 0, "\"", base_key(g), "\" of the state to load is ",
             base.back(), ", which is no learning rate");
+  }
+  if (state.count(kNextFactor) != 0) {  // older checkpoints lack it
+    const auto wanted = require_number<double>(state, kNextFactor);
+    const double factor = schedule_.factor(*progress_);
+    require(
+        std::abs(factor - wanted) <= 1e-12, "the run to go on with would take step ", progress_->step + 1,
+        " at ", wanted, " times the base rate, but the schedule of this LearningRate says ", factor, " (",
+        schedule_.describe(),
+        "); a schedule may only change in what has not begun, so give the former one, or load the weights "
+        "alone, with load_weights, and begin a new run");
   }
   base_ = std::move(base);
   last_set_.clear();

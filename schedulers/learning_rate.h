@@ -43,7 +43,8 @@ class LearningRate : public Hook {
   // Throws InvalidArgument for another number of groups, and rates that are negative or not finite.
   void set_base_rates(const std::vector<double>& rates) override;
   const LearningRateSchedule& schedule() const { return schedule_; }
-  // The base rates.
+  // The base rates, and the factor of the step that comes next. What is loaded must have the same one, up to
+  // 1e-12, or it is refused: the schedule of a run that goes on may be another one in what has not begun.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
 
@@ -52,6 +53,7 @@ class LearningRate : public Hook {
 
   LearningRateSchedule schedule_;
   torch::optim::Optimizer* optimizer_ = nullptr;
+  const Progress* progress_ = nullptr;
   SessionOptimizer* session_optimizer_ = nullptr;
   std::shared_ptr<const std::string> claim_;  // on the rate of one of pacer's optimizers
   std::vector<double> base_;

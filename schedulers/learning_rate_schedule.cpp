@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <pacer/core/error.h>
 #include <pacer/files/number_text.h>
@@ -25,12 +26,29 @@ const char* name_of(Decay decay) {
       return "warmup_exponential";
     case Decay::inverse_sqrt:
       return "warmup_inverse_sqrt";
+    case Decay::minus_sqrt:
+      return "a decay by minus_sqrt";
+    case Decay::halving:
+      return "a decay by halving";
+    case Decay::cosine_restarts:
+      return "warmup_cosine_restarts";
   }
   throw InvalidArgument("a learning-rate schedule was given a decay that does not exist");
 }
 
 bool has_an_end(Decay decay) {
-  return decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial;
+  return decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial ||
+         decay == Decay::minus_sqrt || decay == Decay::halving;
+}
+
+// Of a whole of steps or tokens, the part behind the first `before` of it.
+void require_part(const std::optional<int64_t>& part, const std::optional<int64_t>& whole, int64_t before,
+                  const char* schedule, const char* part_name, const char* whole_name) {
+  if (!part) return;
+  require(whole.has_value(), schedule, ": ", part_name, " are the last ones of ", whole_name,
+          ", which is not given");
+  require(*part >= 0 && *part <= *whole - before, schedule, ": ", part_name, " must be from 0 to ",
+          *whole - before, ", not ", *part);
 }
 
 template <class Value>
@@ -79,10 +97,22 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
     require(!o.total_steps() || *o.total_steps() >= o.warmup_steps(), name, ": the warm-up takes ",
             o.warmup_steps(), " steps, but total_steps, which counts them, is ", o.total_steps().value_or(0),
             "; give more total_steps or a shorter warm-up");
+    require_part(o.decay_steps(), o.total_steps(), o.warmup_steps(), name, "decay_steps", "total_steps");
+    require_part(o.decay_tokens(), o.total_tokens(), 0, name, "decay_tokens", "total_tokens");
   } else {
     require_unused(o.total_steps(), name, "total_steps");
     require_unused(o.total_tokens(), name, "total_tokens");
-    require_unused(o.end_factor(), name, "end_factor");
+    require_unused(o.decay_steps(), name, "decay_steps");
+    require_unused(o.decay_tokens(), name, "decay_tokens");
+    if (decay != Decay::cosine_restarts) require_unused(o.end_factor(), name, "end_factor");
+  }
+  require_count(o.cycle_steps(), 1, name, "cycle_steps");
+  require_count(o.cycle_growth(), 1, name, "cycle_growth");
+  if (decay != Decay::cosine_restarts) {
+    require_unused(o.cycle_steps(), name, "cycle_steps");
+    require_unused(o.cycle_growth(), name, "cycle_growth");
+  } else {
+    require(o.cycle_steps().has_value(), name, " needs cycle_steps, the length of the first cycle");
   }
   if (decay != Decay::polynomial) require_unused(o.power(), name, "power");
   if (decay != Decay::exponential) {
@@ -103,10 +133,14 @@ std::string LearningRateSchedule::describe() const {
   };
   add("total_steps", o.total_steps());
   add("total_tokens", o.total_tokens());
+  add("decay_steps", o.decay_steps());
+  add("decay_tokens", o.decay_tokens());
   add("end_factor", o.end_factor());
   add("power", o.power());
   add("gamma", o.gamma());
   add("every", o.every());
+  add("cycle_steps", o.cycle_steps());
+  add("cycle_growth", o.cycle_growth());
   return text;
 }
 
@@ -152,6 +186,12 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
       const int64_t decays = (progress.step - warmup_steps) / options_.every().value_or(1);
       return std::pow(*options_.gamma(), static_cast<double>(decays));
     }
+    case Decay::minus_sqrt:
+      return from_one_to_end(1 - std::sqrt(decayed_share(progress)));
+    case Decay::halving:
+      return from_one_to_end(std::exp2(1 - decayed_share(progress)) - 1);
+    case Decay::cosine_restarts:
+      return from_one_to_end((1 + std::cos(kPi * share_of_cycle(progress.step - warmup_steps))) / 2);
     case Decay::inverse_sqrt: {
       const double k = static_cast<double>(progress.step) + 1;
       const double least = std::max(static_cast<double>(warmup_steps), 1.0);
@@ -163,12 +203,31 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
 
 // x of the header, in [0, 1].
 double LearningRateSchedule::decayed_share(const Progress& progress) const {
-  const auto share = [](int64_t done, int64_t total) {
-    if (done >= total) return 1.0;  // and done >= 0, so a total of 0 divides nothing
-    return static_cast<double>(done) / static_cast<double>(total);
+  const auto& o = options_;
+  // The last `part` of `whole`, of which so much is over.
+  const auto share = [](int64_t over, int64_t whole, int64_t part) {
+    if (over >= whole) return 1.0;
+    if (over <= whole - part) return 0.0;  // a part of 0 has ended before, or begins at the end
+    return static_cast<double>(over - (whole - part)) / static_cast<double>(part);
   };
-  if (by_tokens()) return share(progress.tokens, *options_.total_tokens());
-  return share(progress.step - options_.warmup_steps(), *options_.total_steps() - options_.warmup_steps());
+  if (by_tokens())
+    return share(progress.tokens, *o.total_tokens(), o.decay_tokens().value_or(*o.total_tokens()));
+  const int64_t behind_warmup = *o.total_steps() - o.warmup_steps();
+  return share(progress.step, *o.total_steps(), o.decay_steps().value_or(behind_warmup));
+}
+
+// t / T of the header, with so many steps behind the warm-up completed.
+double LearningRateSchedule::share_of_cycle(int64_t steps) const {
+  const int64_t growth = options_.cycle_growth().value_or(1);
+  int64_t cycle = *options_.cycle_steps();
+  if (growth == 1) return static_cast<double>(steps % cycle) / static_cast<double>(cycle);
+  while (steps >= cycle) {
+    steps -= cycle;
+    // A cycle that no count of steps reaches the end of.
+    cycle = cycle > std::numeric_limits<int64_t>::max() / growth ? std::numeric_limits<int64_t>::max()
+                                                                 : cycle * growth;
+  }
+  return static_cast<double>(steps) / static_cast<double>(cycle);
 }
 
 LearningRateSchedule constant_schedule(const LearningRateScheduleOptions& options) {
@@ -188,6 +247,16 @@ LearningRateSchedule warmup_exponential(const LearningRateScheduleOptions& optio
 }
 LearningRateSchedule warmup_inverse_sqrt(const LearningRateScheduleOptions& options) {
   return {Decay::inverse_sqrt, options};
+}
+LearningRateSchedule warmup_stable_decay(const LearningRateScheduleOptions& options, Decay decay) {
+  require(has_an_end(decay),
+          "warmup_stable_decay decays by linear, cosine, polynomial, minus_sqrt or halving");
+  require(options.decay_steps() || options.decay_tokens(),
+          "warmup_stable_decay needs decay_steps, how many of total_steps decay, or decay_tokens");
+  return {decay, options};
+}
+LearningRateSchedule warmup_cosine_restarts(const LearningRateScheduleOptions& options) {
+  return {Decay::cosine_restarts, options};
 }
 
 }  // namespace pacer

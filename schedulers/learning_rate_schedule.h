@@ -20,7 +20,17 @@ enum class WarmUp {
 };
 
 // The way down from 1; see the function of the same name below.
-enum class Decay { constant, linear, cosine, polynomial, exponential, inverse_sqrt };
+enum class Decay {
+  constant,
+  linear,
+  cosine,
+  polynomial,
+  exponential,
+  inverse_sqrt,
+  minus_sqrt,  // of warmup_stable_decay, as the next one
+  halving,
+  cosine_restarts
+};
 
 // What a schedule is made of. Built in place, {warm-up steps, total steps}, or by setters that chain:
 // LearningRateScheduleOptions(1'000).total_tokens(4'000'000'000).end_factor(0.1). A setting that a schedule
@@ -42,6 +52,11 @@ struct LearningRateScheduleOptions {
   // Instead of total_steps: decay by tokens trained, from the first token on; warm-up stays by steps and
   // multiplies it.
   TORCH_ARG(std::optional<int64_t>, total_tokens);
+  // The last steps of total_steps, which decay, at most all behind the warm-up; before them the factor stays
+  // 1. All decay where this is not set.
+  TORCH_ARG(std::optional<int64_t>, decay_steps);
+  // The same of total_tokens, in tokens.
+  TORCH_ARG(std::optional<int64_t>, decay_tokens);
   // Where the decay ends, in [0, 1]; 0 unless set.
   TORCH_ARG(std::optional<double>, end_factor);
   // Polynomial only: the exponent, > 0; 1 unless set.
@@ -50,6 +65,10 @@ struct LearningRateScheduleOptions {
   TORCH_ARG(std::optional<double>, gamma);
   // Exponential only: steps between two decays, >= 1; 1 unless set.
   TORCH_ARG(std::optional<int64_t>, every);
+  // Restarts only: the steps of the first cycle, >= 1; needed.
+  TORCH_ARG(std::optional<int64_t>, cycle_steps);
+  // Restarts only: how many times as long as the one before each further cycle is, >= 1; 1 unless set.
+  TORCH_ARG(std::optional<int64_t>, cycle_growth);
 };
 
 // A value: copy it freely. Every factor is a finite multiple of the base rate in [0, 1], computed in double.
@@ -78,13 +97,15 @@ class LearningRateSchedule {
   double warmup_factor(int64_t step) const;
   double decay_factor(const Progress& progress) const;
   double decayed_share(const Progress& progress) const;
+  double share_of_cycle(int64_t steps) const;
 
   Decay decay_;
   LearningRateScheduleOptions options_;
 };
 
 // What each is after the warm-up of w steps, with q attempts completed and x = (q - w) / (N - w) in [0, 1]
-// for a total of N steps, or x = the share of total_tokens trained on.
+// for a total of N steps, or x = the share of total_tokens trained on. With decay_steps or decay_tokens, x is
+// the share of those that is over.
 
 // 1
 LearningRateSchedule constant_schedule(const LearningRateScheduleOptions& options = {});
@@ -98,5 +119,14 @@ LearningRateSchedule warmup_polynomial(const LearningRateScheduleOptions& option
 LearningRateSchedule warmup_exponential(const LearningRateScheduleOptions& options);
 // sqrt(max(w, 1) / (q + 1))
 LearningRateSchedule warmup_inverse_sqrt(const LearningRateScheduleOptions& options);
+
+// 1, and from the last decay_steps (or decay_tokens) on, which must be given, linear, cosine or polynomial as
+// above, or Decay::minus_sqrt, end + (1 - end) (1 - sqrt(x)), or Decay::halving, end + (1 - end) (2^(1 - x) -
+// 1), which Megatron-LM calls exponential. A run that was saved before its decay can go on with another end.
+LearningRateSchedule warmup_stable_decay(const LearningRateScheduleOptions& options,
+                                         Decay decay = Decay::linear);
+// end + (1 - end) (1 + cos(pi t / T)) / 2, with t steps of a cycle of T steps completed. The first cycle
+// begins behind the warm-up (Loshchilov & Hutter, arXiv:1608.03983).
+LearningRateSchedule warmup_cosine_restarts(const LearningRateScheduleOptions& options);
 
 }  // namespace pacer

@@ -28,6 +28,7 @@ constexpr const char* kCudaRandom = "random/cuda";
 // Of a step, over all ranks. Checkpoints of before lack it; it is told of, not restored.
 constexpr const char* kMicroBatches = "progress/micro_batches";
 constexpr const char* kAdapters = "adapters";  // active_adapters, where the model has some
+constexpr const char* kNextFactor = "hook/learning_rate/next_factor";
 
 std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
 
@@ -130,7 +131,8 @@ void check_session(NamedTensors own, NamedTensors saved) {
   for (NamedTensors* side : {&own, &saved}) {
     side->erase(kCudaRandom);
     side->erase(kMicroBatches);
-    side->erase(kAdapters);  // older checkpoints have none
+    side->erase(kAdapters);  // older checkpoints have neither
+    side->erase(kNextFactor);
   }
   const std::string* missing = first_only_in(own, saved);
   require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);
@@ -160,6 +162,7 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
     check.skipped_steps = count_from(saved, "guard/skipped_steps");
     parts.guard(SessionParts::Look::any_time)->write(check);
   }
+  parts.progress = progress;
   for (const auto& hook : parts.hooks()) {
     const std::string prefix = hook_prefix(*hook);
     NamedTensors own;
@@ -169,7 +172,6 @@ void apply_session(SessionParts& parts, const NamedTensors& saved) {
     }
     hook->load(own);
   }
-  parts.progress = progress;
 }
 
 std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState& saved) {

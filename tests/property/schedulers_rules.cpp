@@ -69,6 +69,7 @@ struct RandomRate {
   LearningRateSchedule schedule;
   double least;  // no factor is below it
   int64_t warmup, total;
+  bool restarts;
 };
 
 RandomRate random_rate(Samples& samples) {
@@ -79,22 +80,32 @@ RandomRate random_rate(Samples& samples) {
   LearningRateScheduleOptions options(warmup);
   options.start_factor(start).warm_up(samples.chance(0.5) ? WarmUp::linear : WarmUp::logarithmic);
   constexpr Decay kDecays[] = {Decay::constant,   Decay::linear,      Decay::cosine,
-                               Decay::polynomial, Decay::exponential, Decay::inverse_sqrt};
+                               Decay::polynomial, Decay::exponential, Decay::inverse_sqrt,
+                               Decay::minus_sqrt, Decay::halving,     Decay::cosine_restarts};
   const Decay decay = samples.one_of(kDecays);
   double least = 0;
-  if (decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial) {
+  if (decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial ||
+      decay == Decay::minus_sqrt || decay == Decay::halving) {
     const bool tokens = samples.chance(0.3);
     if (!tokens) total = std::max(total, warmup);  // a total of steps includes the warm-up
     tokens ? options.total_tokens(total) : options.total_steps(total);
     options.end_factor(end);
     least = tokens ? start * end : std::min(start, end);
+    const int64_t most = tokens ? total : total - warmup;
+    const auto part = static_cast<int64_t>(samples.uniform() * static_cast<double>(most));
+    if (samples.chance(0.3)) tokens ? options.decay_tokens(part) : options.decay_steps(part);
+  }
+  if (decay == Decay::cosine_restarts) {
+    options.end_factor(end).cycle_steps(count_up_to_bits(samples, 62));
+    options.cycle_growth(count_up_to_bits(samples, samples.chance(0.1) ? 62 : 4));
+    least = std::min(start, end);
   }
   if (decay == Decay::constant) least = start;
   if (decay == Decay::polynomial) options.power(samples.log_uniform(0.1, 10));
   if (decay == Decay::exponential) {
     options.gamma(samples.log_uniform(1e-9, 1)).every(count_up_to_bits(samples, 62));
   }
-  return {LearningRateSchedule(decay, options), least, warmup, total};
+  return {LearningRateSchedule(decay, options), least, warmup, total, decay == Decay::cosine_restarts};
 }
 
 }  // namespace
@@ -244,7 +255,7 @@ TEST_CASE("a learning-rate factor is finite, in range, and independent of what w
     Progress elsewhere = progress;
     elsewhere.step = position_around(samples, rate.total);
     const double other = rate.schedule.factor(elsewhere);
-    // Up to the end of the warm-up the rate never falls, after it never rises.
+    // Up to the end of the warm-up the rate never falls, after it never rises but at a restart.
     const bool warm = rate.schedule.warmup_ended(progress),
                other_warm = rate.schedule.warmup_ended(elsewhere);
     const double earlier_one = elsewhere.step >= progress.step ? factor : other;
@@ -253,7 +264,7 @@ TEST_CASE("a learning-rate factor is finite, in range, and independent of what w
     if (!std::isfinite(factor)) wrong = "not finite";
     if (factor < rate.least - 1e-15 || factor > 1) wrong = "out of range";
     if (rate.schedule.factor(progress) != factor) wrong = "depends on what was asked before";
-    if (warm && other_warm && later_one > earlier_one) wrong = "rises after the warm-up";
+    if (warm && other_warm && later_one > earlier_one && !rate.restarts) wrong = "rises after the warm-up";
     if (!warm && !other_warm && later_one < earlier_one) wrong = "falls during the warm-up";
     if (wrong != nullptr) {
       FAIL("case " << i << ": " << wrong << ": " << factor << " at step " << progress.step << ", " << other

@@ -5,6 +5,7 @@
 //                                                 optimizer after five of warm-up and ten compressed ones of
 //                                                 two ranks, which are threads
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
+//   pacer-python-reference Rates fp64 FILE        a row of 1000 factors for each of some schedules
 //   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
 //                                                 three steps and saves; OneBitAdam: two ranks
 //                                                 resume or start, train to step 9 and save after 6 and 9
@@ -13,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -20,6 +22,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/optimizers/optimizers.h>
 #include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/learning_rate_schedule.h>
 #include <pacer/session/session.h>
 
 namespace {
@@ -92,6 +95,25 @@ torch::Tensor gated() {
     }
   }
   return torch::stack(results);
+}
+
+torch::Tensor rates() {
+  using namespace pacer;
+  using Options = LearningRateScheduleOptions;
+  std::vector<torch::Tensor> rows;
+  const auto add = [&](const LearningRateSchedule& schedule) {
+    std::vector<double> row;
+    Progress progress;
+    for (; progress.step < 1000; ++progress.step) row.push_back(schedule.factor(progress));
+    rows.push_back(torch::tensor(row, torch::kDouble));
+  };
+  add(warmup_cosine_restarts(Options().cycle_steps(70).end_factor(0.1)));
+  add(warmup_cosine_restarts(Options().cycle_steps(30).cycle_growth(2).end_factor(0.1)));
+  for (const Decay decay : {Decay::linear, Decay::cosine, Decay::halving, Decay::minus_sqrt}) {
+    add(warmup_stable_decay(Options(100, 900).decay_steps(300).end_factor(0.1), decay));
+  }
+  add(warmup_stable_decay(Options(100, 900).decay_steps(300).end_factor(0.1).power(1.2), Decay::polynomial));
+  return torch::stack(rows);
 }
 
 struct NetImpl : torch::nn::Module {
@@ -171,6 +193,8 @@ int main(int argc, char** argv) {
     });
   } else if (name == "LayerDrop") {
     trained = gated();
+  } else if (name == "Rates") {
+    trained = rates();
   } else {
     trained = train(name, dtype, 5, nullptr);
   }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SequenceLength and LayerDrop of the Python package, against formulas and against C++.
+"""SequenceLength and LayerDrop of the Python package, against formulas and against C++, and rates of C++ against torch's.
 
 PYTHONPATH names the package; PACER_REFERENCE names pacer-python-reference, without which comparisons with C++ are skipped.
 """
@@ -125,6 +125,33 @@ class Stack(torch.nn.Module):
         for i in range(4):
             x = checkpoint(self.layer_drop, i, x, use_reentrant=False) if self.recompute else self.layer_drop(i, x)
         return x
+
+
+class Rates(unittest.TestCase):
+    """torch's lr_scheduler for restarts; for stable schedules the formulas of Megatron-LM's optimizer_param_scheduler.py and of
+    modded-nanogpt."""
+
+    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
+    def test_factors_of_cpp_are_those_of_others(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "rates")
+            subprocess.run([os.environ["PACER_REFERENCE"], "Rates", "fp64", file], check=True)
+            equal, growing, *stable = torch.load(file, weights_only=True).tolist()
+        for found, first, growth in ((equal, 70, 1), (growing, 30, 2)):
+            optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+            scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first, growth, eta_min=0.1)
+            for factor in found:
+                self.assertLess(abs(factor - optimizer.param_groups[0]["lr"]), 1e-15)
+                optimizer.step()
+                scheduler.step()
+        left = [lambda x: 1 - x, lambda x: 0.5 * (math.cos(math.pi * x) + 1), lambda x: 2 * math.pow(0.5, x) - 1,
+                lambda x: 1 - math.sqrt(x), lambda x: (1 - x) ** 1.2]
+        self.assertEqual(len(stable), len(left))
+        for found, of in zip(stable, left):
+            for step, factor in enumerate(found):
+                x = min(max((step - 600) / 300, 0), 1)
+                expected = (step + 1) / 100 if step < 100 else 0.1 + 0.9 * of(x)
+                self.assertLess(abs(factor - expected), 1e-15)
 
 
 class LayerDrop(unittest.TestCase):

@@ -14,6 +14,7 @@
 #include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/checkpoints/archives.h"
+#include "support/message_of.h"
 #include "support/optimizers/optimizers.h"
 #include "support/temporary_folder.h"
 
@@ -226,6 +227,39 @@ TEMPLATE_TEST_CASE("after resume the rates go on", "[session][learning_rate]", F
     }
     CHECK(session.progress().step == 12);
   }
+}
+
+TEST_CASE("a run that goes on may have another schedule in what has not begun, and in nothing else",
+          "[session][learning_rate]") {
+  const TemporaryFolder folder;
+  const auto stable = [](int64_t total, int64_t decay_steps) {
+    return warmup_stable_decay(LearningRateScheduleOptions(2, total).decay_steps(decay_steps));
+  };
+  const auto resumed = [&](const LearningRateSchedule& schedule, int64_t steps) {
+    SumModel model;
+    FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.5));
+    Session session(*model, optimizer);
+    session.use(LearningRate(schedule)).use(Checkpoints(CheckpointsOptions(folder.path()).every(4)));
+    const std::string message = message_of<InvalidArgument>([&] { session.resume(); });
+    if (!message.empty()) {
+      CHECK(session.progress().step == 0);
+      return message;
+    }
+    while (session.progress().step < steps) sum_step(session, model);
+    session.finish();
+    return std::to_string(lr_of_group(optimizer, 0));
+  };
+  CHECK(resumed(stable(20, 10), 8) == "0.500000");
+  // Its decay would have begun at step 10. It begins at once, later, or never, and by another line.
+  CHECK(contains(resumed(stable(20, 14), 8), "would take step 9 at 1 times the base rate"));
+  CHECK(contains(resumed(warmup_cosine({2, 20}), 8), "but the schedule of this LearningRate says"));
+  CHECK(resumed(warmup_stable_decay(LearningRateScheduleOptions(2, 16).decay_steps(8), Decay::minus_sqrt),
+                11) == "0.250000");
+  // Checkpoint 11 is in the middle of that decay.
+  CHECK(contains(resumed(stable(16, 8), 11), "would take step 12"));
+  CHECK(contains(resumed(constant_schedule({2}), 11), "may only change in what has not begun"));
+  CHECK(resumed(warmup_stable_decay(LearningRateScheduleOptions(2, 16).decay_steps(8), Decay::minus_sqrt),
+                13) != "0.250000");
 }
 
 TEST_CASE("the report has the rate of the first group", "[session][learning_rate]") {

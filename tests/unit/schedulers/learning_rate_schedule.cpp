@@ -190,6 +190,56 @@ TEST_CASE("schedules agree with a restatement in long double", "[schedulers][rat
   }
 }
 
+TEST_CASE("a stable schedule stays at the peak until its decay begins", "[schedulers][rate]") {
+  const auto line = warmup_stable_decay(RateOptions(10, 100).decay_steps(20).end_factor(0.5));
+  CHECK(factor_at(line, 4) == close_to(0.5));
+  for (const int64_t step : {9, 10, 50, 80}) CHECK(factor_at(line, step) == 1.0);
+  CHECK(factor_at(line, 85) == close_to(0.875));
+  CHECK(factor_at(line, 99) == close_to(0.525));
+  for (const int64_t step : {100, 1'000}) CHECK(factor_at(line, step) == 0.5);
+  CHECK(line.steps_until_zero() == std::nullopt);
+
+  // A quarter of the decay is over. Megatron-LM's exponential and minus_sqrt, and powers by hand.
+  const RateOptions options = RateOptions(0, 100).decay_steps(20);
+  const auto at_a_quarter = [](const LearningRateSchedule& schedule) { return factor_at(schedule, 85); };
+  CHECK(at_a_quarter(warmup_stable_decay(options, Decay::minus_sqrt)) == close_to(0.5));
+  CHECK(at_a_quarter(warmup_stable_decay(options, Decay::halving)) ==
+        close_to(0.6817928305074290861));  // 2^(3/4) - 1
+  CHECK(at_a_quarter(warmup_stable_decay(options, Decay::cosine)) == close_to(0.85355339059327376220));
+  CHECK(at_a_quarter(warmup_stable_decay(RateOptions(options).power(2), Decay::polynomial)) ==
+        close_to(0.5625));
+  for (const Decay decay :
+       {Decay::linear, Decay::cosine, Decay::polynomial, Decay::minus_sqrt, Decay::halving}) {
+    const auto schedule = warmup_stable_decay(options, decay);
+    CHECK(factor_at(schedule, 80) == 1.0);
+    CHECK(factor_at(schedule, 100) == 0.0);
+    CHECK(schedule.steps_until_zero() == 100);
+    // All of it decays: the schedule without a stable part.
+    CHECK(factor_at(LearningRateSchedule(decay, RateOptions(0, 100).decay_steps(100)), 30) ==
+          factor_at(LearningRateSchedule(decay, {0, 100}), 30));
+  }
+  CHECK(factor_at(warmup_stable_decay(RateOptions(0, 100).decay_steps(0)), 99) == 1.0);
+  CHECK(factor_at(warmup_stable_decay(RateOptions(0, 100).decay_steps(0)), 100) == 0.0);
+
+  const auto tokens = warmup_stable_decay(RateOptions(4).total_tokens(1'000).decay_tokens(100));
+  CHECK(factor_at(tokens, 1, 950) == close_to(0.25));
+  CHECK(factor_at(tokens, 4, 900) == 1.0);
+  CHECK(factor_at(tokens, 4, 950) == close_to(0.5));
+  CHECK(factor_at(tokens, 4, 1'000) == 0.0);
+}
+
+TEST_CASE("a cosine with restarts begins again at the peak, in cycles that may grow", "[schedulers][rate]") {
+  const auto equal = warmup_cosine_restarts(RateOptions(2).cycle_steps(4).end_factor(0.5));
+  for (const int64_t step : {1, 2, 6, 10, 4'000'002}) CHECK(factor_at(equal, step) == 1.0);
+  for (const int64_t step : {4, 8, 12}) CHECK(factor_at(equal, step) == close_to(0.75));
+  const auto growing = warmup_cosine_restarts(RateOptions(0).cycle_steps(4).cycle_growth(3));
+  for (const int64_t step : {0, 4, 16, 52, 160}) CHECK(factor_at(growing, step) == 1.0);
+  for (const int64_t step : {2, 10, 34, 106}) CHECK(factor_at(growing, step) == close_to(0.5));
+  CHECK(growing.steps_until_zero() == std::nullopt);
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  CHECK(factor_at(warmup_cosine_restarts(RateOptions(0).cycle_steps(2).cycle_growth(kLast)), kLast) < 1e-15);
+}
+
 TEST_CASE("warm-up has ended where the next step is beyond it", "[schedulers][rate]") {
   const LearningRateSchedule schedule = warmup_cosine({10, 100});
   CHECK_FALSE(schedule.warmup_ended(rate_progress(0)));
@@ -236,6 +286,34 @@ TEST_CASE("a learning-rate schedule refuses what is missing, double or without e
   CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).power(2)), ContainsSubstring("no use for power"));
   CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).gamma(0.5)), ContainsSubstring("no use for gamma"));
   CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).every(5)), ContainsSubstring("no use for every"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).cycle_steps(5)),
+                    ContainsSubstring("no use for cycle_steps"));
+  CHECK_THROWS_WITH(warmup_cosine(RateOptions(1, 10).cycle_growth(5)),
+                    ContainsSubstring("no use for cycle_growth"));
+  CHECK_THROWS_WITH(constant_schedule(RateOptions(1).decay_steps(5)),
+                    ContainsSubstring("no use for decay_steps"));
+  CHECK_THROWS_WITH(warmup_inverse_sqrt(RateOptions(1).decay_tokens(5)),
+                    ContainsSubstring("no use for decay_tokens"));
+  CHECK_THROWS_WITH(warmup_stable_decay({1, 10}), ContainsSubstring("needs decay_steps"));
+  CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1).total_tokens(10).decay_steps(3)),
+                    ContainsSubstring("decay_steps are the last ones of total_steps, which is not given"));
+  CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1, 10).decay_tokens(3)),
+                    ContainsSubstring("decay_tokens are the last ones of total_tokens, which is not given"));
+  CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1).decay_steps(3)), ContainsSubstring("total_steps"));
+  for (const int64_t bad : {-1, 10}) {
+    CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1, 10).decay_steps(bad)),
+                      ContainsSubstring("decay_steps must be from 0 to 9"));
+  }
+  CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1).total_tokens(10).decay_tokens(11)),
+                    ContainsSubstring("decay_tokens must be from 0 to 10"));
+  CHECK_THROWS_WITH(warmup_stable_decay(RateOptions(1).decay_steps(1), Decay::exponential),
+                    ContainsSubstring("decays by linear"));
+  CHECK_THROWS_WITH(warmup_cosine_restarts({1}), ContainsSubstring("needs cycle_steps"));
+  CHECK_THROWS_WITH(warmup_cosine_restarts(RateOptions(1).cycle_steps(0)), ContainsSubstring("cycle_steps"));
+  CHECK_THROWS_WITH(warmup_cosine_restarts(RateOptions(1).cycle_steps(1).cycle_growth(0)),
+                    ContainsSubstring("cycle_growth"));
+  CHECK_THROWS_WITH(warmup_cosine_restarts(RateOptions(1, 10).cycle_steps(5)),
+                    ContainsSubstring("no use for total_steps"));
 }
 
 }  // namespace pacer::testing
