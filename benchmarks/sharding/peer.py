@@ -22,9 +22,11 @@ parser.add_argument("--modes", default="plain,recompute,plain-bf16,recompute-bf1
                                        "fsdp-keep,fsdp-keep+recompute,fsdp,fsdp+recompute")
 parser.add_argument("--small-blocks", action="store_true")
 parser.add_argument("--peak", action="store_true")
+parser.add_argument("--memory", type=float)
 given = parser.parse_args()
 if "RANK" not in os.environ:
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
 rank, local_rank, world = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
 
 
@@ -133,6 +135,8 @@ def run(mode):
 
 
 torch.cuda.set_device(local_rank)
+if given.memory:
+    torch.cuda.set_per_process_memory_fraction(given.memory * 1e9 / torch.cuda.get_device_properties(local_rank).total_memory)
 dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
 for mode in given.modes.split(","):
     try:

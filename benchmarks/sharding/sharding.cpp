@@ -36,12 +36,12 @@ do not count, on the slowest rank), the peaks of its own memory, allocated and r
 the model is made, its loss in the last step, tokens a second for each GPU, what it sends in a step,
 and the share of blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other
 modes are not; fused ones have pacer::modules::TransformerLayer as blocks, and those with loss
-linear_cross_entropy behind them. Modes with layer-drop start where theta has come down to 0.5; those
-with onebit-nodes have OneBitAdam with nodes as workers, frozen, in the place of FusedAdamW; those with
-muon have Muon, with muon-shared one whose ranks share the products. Small blocks are there for the
-host's cost: the GPU has little to do in them, and a row of the batch counts as a token. With --peak,
-lines for each mode say what fills rank 0's memory when most of it is taken: tensors of one size, by
-when they were taken.
+linear_cross_entropy behind them; those with 8bit have moments in 8 bits. Modes with layer-drop start
+where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
+frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
+the products. Small blocks are there for the host's cost: the GPU has little to do in them, and a row
+of the batch counts as a token. With --peak, lines for each mode say what fills rank 0's memory when
+most of it is taken: tensors of one size, by when they were taken.
 )";
 
 constexpr int kUncountedSteps = 3, kTimedSteps = 8;
@@ -71,9 +71,11 @@ struct Mode {
 };
 
 constexpr const char* kModes =
-    "plain,recompute,bf16,fp8,fp8-current,fp8+recompute,fused,fused+bf16,fused+fp8,fused+fp8-current,"
+    "plain,recompute,loss+recompute+8bit,bf16,fp8,fp8-current,fp8+recompute,"
+    "fused,fused+bf16,fused+fp8,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
-    "parameters+loss,parameters+loss+recompute,"
+    "parameters+loss,parameters+loss+recompute,parameters+loss+8bit,parameters+loss+8bit+recompute,"
+    "parameters+8bit,parameters+8bit+recompute,"
     "parameters-nodes,onebit-nodes,onebit-nodes+shards,onebit-nodes+parameters,"
     "muon,muon-shared,muon+shards,muon+parameters";
 
@@ -163,7 +165,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const 
     return muon;
   }
   if (!mode.has("onebit")) {
-    return std::make_unique<pacer::FusedAdamW>(parameters, pacer::FusedAdamWOptions(1e-4));
+    const auto options = pacer::FusedAdamWOptions(1e-4).state_bits(mode.has("8bit") ? 8 : 32);
+    return std::make_unique<pacer::FusedAdamW>(parameters, options);
   }
   const auto options = pacer::OneBitAdamOptions(1e-4).betas({0.9, 0.0}).freeze_step(1).hierarchical(true);
   return std::make_unique<pacer::OneBitAdam>(parameters, options, world);
@@ -245,6 +248,9 @@ int run(const examples::OptionValues& given) {
   pacer::require<pacer::Unavailable>(
       world->device().is_cuda(),
       "the figures are of an NVIDIA GPU for each rank, and this machine or build has none");
+  if (given.count("memory") != 0) {
+    limit_memory(world->device(), examples::value_in<double>(given, "memory", 1e-3, 1e6));
+  }
   for (const Mode& mode : arguments.modes) {
     pacer::JsonLine line;
     try {
@@ -284,14 +290,15 @@ Subcommand subcommand() {
                       "whole training steps with recomputation, 8 bits and shards, on one GPU or several",
                       kAbout, run};
   const GptShape shape;
-  sharding.options.add_options()                                                                    //
-      ("layers", whole_number(shape.layers), "of the GPT")                                          //
-      ("width", whole_number(shape.width), "of its layers, a multiple of 128")                      //
-      ("batch", whole_number(8), "sequences of a rank")                                             //
-      ("sequence", whole_number(shape.length), "tokens of a sequence")                              //
-      ("peak", "say what fills the memory at its peak")                                             //
-      ("small-blocks", "train 64 blocks of 1 M parameters instead")                                 //
-      ("ranks-per-node", po::value<int>()->value_name("N"), "that share a node (those of a host)")  //
+  sharding.options.add_options()                                                                     //
+      ("layers", whole_number(shape.layers), "of the GPT")                                           //
+      ("width", whole_number(shape.width), "of its layers, a multiple of 128")                       //
+      ("batch", whole_number(8), "sequences of a rank")                                              //
+      ("sequence", whole_number(shape.length), "tokens of a sequence")                               //
+      ("memory", po::value<double>()->value_name("GB"), "that tensors may take (all of the GPU's)")  //
+      ("peak", "say what fills the memory at its peak")                                              //
+      ("small-blocks", "train 64 blocks of 1 M parameters instead")                                  //
+      ("ranks-per-node", po::value<int>()->value_name("N"), "that share a node (those of a host)")   //
       ("modes", word("MODE,...")->default_value(kModes, "all"), names_of_all_modes().c_str());
   return sharding;
 }

@@ -1,4 +1,4 @@
-// What fills a GPU's memory at the moment when most of it is taken.
+// What fills a GPU's memory at the moment when most of it is taken, and how much there is of it.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,9 @@ struct MemoryKind {
   int64_t bytes;  // of one of them, as the allocator rounds it
   int64_t count;
 };
+
+// Tensors of this process may take so many GB (1e9 bytes) of the GPU, as if it had no more.
+void limit_memory(at::Device gpu, double gigabytes);
 
 // From now on the allocator writes down what is taken and given back; without CUDA there is nothing to write down.
 void start_memory_trace();

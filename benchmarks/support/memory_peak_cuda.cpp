@@ -7,7 +7,11 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/Context.h>
+#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+
+#include <pacer/core/error.h>
 
 namespace bench {
 namespace {
@@ -63,6 +67,13 @@ class Live {
 };
 
 }  // namespace
+
+void limit_memory(at::Device gpu, double gigabytes) {
+  at::globalContext().lazyInitDevice(gpu.type());
+  const auto all = static_cast<double>(at::cuda::getDeviceProperties(gpu.index())->totalGlobalMem);
+  pacer::require(gigabytes * 1e9 <= all, "--memory is ", gigabytes, " GB, but the GPU has ", all * 1e-9);
+  allocator::setMemoryFraction(gigabytes * 1e9 / all, gpu.index());
+}
 
 void start_memory_trace() { record(true); }
 void set_memory_phase(const char* phase) { current_phase = phase; }
