@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Mutation testing: changes the library in small ways, one at a time, and sees whether a test notices.
 
-usage: run.py [--sample N] [--seed S] [--minutes M] [--seconds S] [--tests EXPRESSION] [--jobs N] [--again] [--list] BUILD [--folders NAME...]
+usage: run.py [--sample N] [--seed S] [--minutes M] [--seconds S] [--files EXPRESSION] [--tests EXPRESSION] [--jobs N] [--again]
+       [--list] [--work FOLDER] BUILD [--folders NAME...]
 
 BUILD is a build folder in which pacer-unit-tests and pacer-property-tests are built. All mutants are compiled into
 one program, in BUILD/mutants, and chosen while it runs; the source tree is only read. Every test case runs once
 without a mutant, to see which places it reaches; then each mutant meets the cases that reach it, quick ones first.
-Results are in BUILD/mutants/results.jsonl, and a run goes on where the one before it was stopped.
+Results are in BUILD/mutants/results.jsonl, and a run goes on where the one before it was stopped. Several runs at once, of
+other files and their tests, need folders of their own: --work.
 """
 
 import argparse
@@ -58,10 +60,12 @@ def chosen(root, options, numbers):
     """The mutants of this run: those made by hand, and of each folder a sample. A number stays with its mutant."""
     groups = {}
     for mutant in generated(root):
-        groups.setdefault(group_of(mutant.file), []).append(mutant)
+        if re.search(options.files, mutant.file):
+            groups.setdefault(group_of(mutant.file), []).append(mutant)
     mutants = hand_made(root)
     for number, mutant in enumerate(mutants, 1):
         mutant.number = number
+    mutants = [mutant for mutant in mutants if re.search(options.files, mutant.file)]
     for group, all_of_group in sorted(groups.items()):
         if options.folders and group not in options.folders:
             continue
@@ -182,14 +186,16 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="start no further mutant after this time")
     parser.add_argument("--seconds", type=float, default=20, help="of test cases for each mutant")
+    parser.add_argument("--files", default="", help="only mutants in files whose path this expression finds")
     parser.add_argument("--tests", default="", help="only cases of test files whose name this expression finds")
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--again", action="store_true", help="judge the mutants again that were not killed")
     parser.add_argument("--list", action="store_true", help="only report what is known")
+    parser.add_argument("--work", type=pathlib.Path, help="where mutants are compiled and results kept, for BUILD/mutants")
     options = parser.parse_args()
     build = options.build.resolve()
-    work = build / "mutants"
-    work.mkdir(exist_ok=True)
+    work = (options.work or build / "mutants").resolve()
+    work.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
     numbers_file = work / "numbers.json"
     numbers = json.loads(numbers_file.read_text()) if numbers_file.exists() else {}
