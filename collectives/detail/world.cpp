@@ -56,8 +56,9 @@ bool World::has_failed() const {
 
 void World::check(const std::function<void(const std::string& cause)>& fail) {
   require_working();
+  const auto all = transports();  // memory that is short here is no failure of theirs
   try {
-    for (const auto& transport : transports()) transport->check();
+    for (const auto& transport : all) transport->check();
   } catch (const std::exception& error) {
     fail(error.what());
   }

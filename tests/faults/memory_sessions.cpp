@@ -15,6 +15,20 @@ TEST_CASE("a Session's step that runs out of host memory can be taken again, or 
   }
 }
 
+TEST_CASE("a rank that runs out of host memory while it looks for failures has found none",
+          "[faults][memory]") {
+  const auto world = Communicator::alone(at::kCPU);
+  int64_t nth = 1;
+  for (; true; ++nth) {
+    const Attempt result = attempt(nth, Shortage::once, [&] { world->check(); });
+    if (!result.reached) break;
+    CAPTURE(nth);
+    CHECK(result.message == "std::bad_alloc");
+    CHECK_NOTHROW(world->check());
+  }
+  CHECK(nth > 1);
+}
+
 TEST_CASE("a save that runs out of host memory changes nothing, and the next one is whole",
           "[faults][memory][checkpoint]") {
   out_of_memory::try_saves(at::kCPU, 51);
