@@ -16,11 +16,13 @@ import hashlib
 import json
 import os
 import pathlib
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import mutate
 from build import Build, Tree
@@ -79,11 +81,10 @@ def chosen(root, options, numbers):
 
 
 class Cases:
-    """The test program, started once, and what is known of its cases."""
+    """The test program, started once, with a folder for the files of its cases."""
 
-    def __init__(self, program, work, files):
-        self.work = work
-        temporary = work / "tmp"
+    def __init__(self, program, temporary, files):
+        self.temporary = temporary
         temporary.mkdir(exist_ok=True)
         environment = dict(os.environ, TMPDIR=str(temporary), OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
         self.process = subprocess.Popen(
@@ -100,24 +101,47 @@ class Cases:
         self.process.stdin.write(f"{seconds} {mutant} {' '.join(map(str, cases))}\n")
         self.process.stdin.flush()
         result, case, took, *seen = self.process.stdout.readline().split()
-        shutil.rmtree(self.work / "tmp", ignore_errors=True)
-        (self.work / "tmp").mkdir(exist_ok=True)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.temporary.mkdir(exist_ok=True)
         return result, int(case), float(took), set(map(int, seen))
+
+
+class Programs:
+    """The test program several times over, and what is known of its cases."""
+
+    def __init__(self, program, work, files, jobs):
+        self.program, self.work = program, work
+        self.pool = ThreadPoolExecutor(jobs)
+        all_cases = [Cases(program, work / f"tmp-{job}", files) for job in range(jobs)]
+        self.names, self.usable = all_cases[0].names, all_cases[0].usable
+        self.idle = queue.SimpleQueue()
+        for cases in all_cases:
+            self.idle.put(cases)
+
+    def map(self, function, items):
+        """What the function makes of a program and each item, in their order."""
+
+        def call(item):
+            cases = self.idle.get()
+            try:
+                return function(cases, item)
+            finally:
+                self.idle.put(cases)
+
+        return self.pool.map(call, items)
 
     def reach(self, longest):
         """By case: how long it takes, and which mutants it reaches."""
         stamp = self.work / "cases.json"
         known = json.loads(stamp.read_text()) if stamp.exists() else {}
-        program = str((self.work / "tests").stat().st_mtime)
+        program = str(self.program.stat().st_mtime)
         if known.get("program") != program:
             known = {"program": program, "cases": {}}
-        for case in self.usable:
-            name = self.names[case]
-            if name in known["cases"]:
-                continue
-            result, _, took, seen = self.ask(longest, 0, [case])
-            known["cases"][name] = {"result": result, "seconds": took, "seen": sorted(seen)}
-            if len(known["cases"]) % 50 == 0 or case == self.usable[-1]:
+        left = [case for case in self.usable if self.names[case] not in known["cases"]]
+        for case, answer in zip(left, self.map(lambda cases, case: cases.ask(longest, 0, [case]), left)):
+            result, _, took, seen = answer
+            known["cases"][self.names[case]] = {"result": result, "seconds": took, "seen": sorted(seen)}
+            if len(known["cases"]) % 50 == 0:
                 stamp.write_text(json.dumps(known))
                 print(f"{len(known['cases'])} of {len(self.usable)} cases looked at", flush=True)
         stamp.write_text(json.dumps(known))
@@ -188,7 +212,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=20, help="of test cases for each mutant")
     parser.add_argument("--files", default="", help="only mutants in files whose path this expression finds")
     parser.add_argument("--tests", default="", help="only cases of test files whose name this expression finds")
-    parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers, and then test programs, at a time")
     parser.add_argument("--again", action="store_true", help="judge the mutants again that were not killed")
     parser.add_argument("--list", action="store_true", help="only report what is known")
     parser.add_argument("--work", type=pathlib.Path, help="where mutants are compiled and results kept, for BUILD/mutants")
@@ -209,15 +233,23 @@ def main():
     equivalent = {entry["key"] for entry in json.loads((HERE / "equivalent.json").read_text())}
     if not options.list:
         tree.put(mutants)
-        cases = Cases(Build(build, work, tree, options.jobs).run(), work, options.tests)
-        reach = cases.reach(longest=60)
+        programs = Programs(Build(build, work, tree, options.jobs).run(), work, options.tests, options.jobs)
+        reach = programs.reach(longest=60)
+
+        def is_left(mutant):
+            known = results.get(mutant.key, {}).get("result")
+            done = known == "killed" or (known and not options.again)
+            return not done and mutant.key not in tree.unusable | equivalent
+
+        def judged(cases, mutant):
+            return judge(mutant, cases, reach, options.seconds) if time.monotonic() < end else None
+
+        left = list(filter(is_left, mutants))
         with results_file.open("a") as out:
-            for mutant in mutants:
-                known = results.get(mutant.key, {}).get("result")
-                done = known == "killed" or (known and not options.again)
-                if done or mutant.key in tree.unusable | equivalent or time.monotonic() > end:
+            for mutant, record in zip(left, programs.map(judged, left)):
+                if record is None:
                     continue
-                record = results[mutant.key] = judge(mutant, cases, reach, options.seconds)
+                results[mutant.key] = record
                 print(f"{record['result']:12} {mutant.file}:{mutant.line} {mutant.operator} {record.get('by', '')}", flush=True)
                 out.write(json.dumps(record) + "\n")
                 out.flush()

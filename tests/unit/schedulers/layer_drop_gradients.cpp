@@ -1,5 +1,6 @@
 // What a Session does for layers that were dropped: gradients of exactly zero for a layer that sat out the
 // whole window, what counts as dropped, what is refused, and resume.
+#include <algorithm>
 #include <cmath>
 
 #include <torch/optim/adamw.h>
@@ -158,6 +159,13 @@ TEST_CASE("a parameter that two layers share counts as dropped where both are", 
     auto [x] = session.begin(torch::ones({2, kWidth}));
     const auto& gates = model->layer_drop;
     const bool shared_kept = gates->keeps(0) || gates->keeps(2), alone_kept = gates->keeps(1);
+    const auto dropped = gates->dropped_parameters(session.progress());
+    const auto drops = [&](const Tensor& parameter) {
+      return std::count_if(dropped.begin(), dropped.end(),
+                           [&](const Tensor& p) { return p.is_same(parameter); });
+    };
+    REQUIRE(drops(model->blocks[0]->weight) == !shared_kept);
+    REQUIRE(drops(model->blocks[1]->weight) == !alone_kept);
     session.backward(model->loss(x));
     session.step();
     REQUIRE(seen[0].defined());

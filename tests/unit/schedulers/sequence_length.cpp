@@ -7,6 +7,7 @@
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/session/session.h>
 
+#include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/session/small_model.h"
 
@@ -68,6 +69,35 @@ TEST_CASE("named dimensions are cut and no others, counted from the end where ne
   CHECK(batch.tensors[1].equal(mask.index({Slice(), Slice(0, 4), Slice(0, 4)})));
   CHECK(batch.tensors[2].is_same(whole));
   CHECK(batch.tensors[3].equal(deep.narrow(4, 0, 4)));
+}
+
+TEST_CASE("each tensor's cut is said once, and of square ones that they may be masks",
+          "[session][sequence_length]") {
+  const auto said = [](const SequenceLengthOptions& options,
+                       const std::vector<std::vector<int64_t>>& shapes) {
+    torch::nn::Linear model(2, 2);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    Session session(*model, optimizer);
+    session.use(SequenceLength(options));
+    const CapturedStderr output;
+    session.begin(numbered(shapes[0]), numbered(shapes[1]));
+    return output.text();
+  };
+  const std::string cuts = "pacer: SequenceLength cuts dimension 1 of tensor 0, of shape [3, 16], ";
+  CHECK(said(four_tokens(), {{3, 16}, {3, 16}}) ==
+        cuts + "dimension 1 of tensor 1, of shape [3, 16], to 4, and later to up to 16\n");
+  CHECK(said(four_tokens(), {{3, 16}, {16, 16}}) == cuts +
+                                                        "dimension 1 of tensor 1, of shape [16, 16], to 4, "
+                                                        "and later to up to 16; if tensor 1 is a mask, name "
+                                                        "both of its sides with dimensions()\n");
+  CHECK(said(four_tokens(), {{3, 16}, {3, 1, 16, 16}}) ==
+        cuts + "dimensions 2 and 3 of tensor 1, of shape [3, 1, 16, 16], to 4, and later to up to 16\n");
+  CHECK(said(four_tokens().dimensions({{1}, {1}}), {{3, 16}, {16, 16}}) ==
+        cuts + "dimension 1 of tensor 1, of shape [16, 16], to 4, and later to up to 16\n");
+  CHECK(said(four_tokens(LengthMode::reshape), {{3, 16}, {3, 16}}) ==
+        "pacer: SequenceLength reshapes dimension 1 of tensor 0, of shape [3, 16], dimension 1 of tensor 1, "
+        "of shape "
+        "[3, 16], to 4, and later to up to 16\n");
 }
 
 TEST_CASE("tokens are counted by batch and length wherever the sequence is", "[session][sequence_length]") {
