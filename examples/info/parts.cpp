@@ -44,10 +44,12 @@ const std::vector<Part> kSchedules = {
     {"warmup_cosine", "", "warm-up, then half a cosine"},
     {"warmup_polynomial", "", "warm-up, then a power of what remains"},
     {"warmup_exponential", "", "warm-up, then a factor every so many steps"},
-    {"warmup_inverse_sqrt", "", "warm-up, then one over the root of the steps"}};
+    {"warmup_inverse_sqrt", "", "warm-up, then one over the root of the steps"},
+    {"warmup_stable_decay", "", "warm-up, the peak, then a decay in the last steps"},
+    {"warmup_cosine_restarts", "", "warm-up, then half a cosine again and again"}};
 
 std::string lines(const std::string& title, const std::vector<Part>& parts) {
-  constexpr size_t kNameColumns = 22, kSlotColumns = 12;
+  constexpr size_t kNameColumns = 24, kSlotColumns = 12;
   std::string text = title + ":\n";
   const auto padded = [](std::string word, size_t columns) {
     return word.append(columns - word.size(), ' ');

@@ -204,13 +204,13 @@ class Rank:
 
 class Ranks(list):
     """All ranks of a run. Arguments are those of the scenario; {folder} in them is a private folder of the run. `inside`
-    gives the words before the command of a rank, by its number. Ranks with such words, and where something is loaded before
-    LibTorch or stands before its functions, are programs of their own."""
+    gives the words before the command of a rank, by its number. Ranks with such words, those on GPUs, and where something is
+    loaded before LibTorch or stands before its functions, are programs of their own."""
 
     def __init__(self, worker, scenario, world_size, environment=None, only=None, inside=None, own_program=False, **arguments):
         super().__init__()
         self._inside = inside or (lambda number: [])
-        self._own_program = own_program or inside is not None
+        self._own_program = own_program or inside is not None or "nccl" in arguments
         self._folder = tempfile.TemporaryDirectory(prefix="pacer-ranks-")
         self.folder = self._folder.name
         self._worker, self._scenario, self._world_size = worker, scenario, world_size
