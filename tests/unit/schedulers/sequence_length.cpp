@@ -80,7 +80,7 @@ TEST_CASE("each tensor's cut is said once, and of square ones that they may be m
     Session session(*model, optimizer);
     session.use(SequenceLength(options));
     const CapturedStderr output;
-    session.begin(numbered(shapes[0]), numbered(shapes[1]));
+    static_cast<void>(session.begin(numbered(shapes[0]), numbered(shapes[1])));
     return output.text();
   };
   const std::string cuts = "pacer: SequenceLength cuts dimension 1 of tensor 0, of shape [3, 16], ";
