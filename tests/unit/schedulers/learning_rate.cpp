@@ -250,7 +250,7 @@ TEST_CASE("a run that goes on may have another schedule in what has not begun, a
     return std::to_string(lr_of_group(optimizer, 0));
   };
   CHECK(resumed(stable(20, 10), 8) == "0.500000");
-  // Its decay would have begun at step 10. It begins at once, later, or never, and by another line.
+  // Its decay would have begun at step 10. It may begin at once, and by another line, but not earlier.
   CHECK(contains(resumed(stable(20, 14), 8), "would take step 9 at 1 times the base rate"));
   CHECK(contains(resumed(warmup_cosine({2, 20}), 8), "but the schedule of this LearningRate says"));
   CHECK(resumed(warmup_stable_decay(LearningRateScheduleOptions(2, 16).decay_steps(8), Decay::minus_sqrt),
