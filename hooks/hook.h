@@ -26,6 +26,7 @@
 //                                        after_step(report)          validation, what follows from it,
 //                                                                    metrics, then a checkpoint: save(state)
 //   if (session.should_stop()) break                                 a hook has asked for the end
+//   session.evaluate(f)                  evaluation_begin()          f, evaluation_end()
 //   session.finish()                       an incomplete window takes its step
 //                                        finish(progress)            last validation, metrics, checkpoint
 //   session.print(line)                  print(line)                 at any time, until a hook has written it
@@ -39,6 +40,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -121,6 +123,10 @@ class Hook {
   // True: the forward pass needs what forward_begin did and forward_end takes back. The Session warns once
   // where the pass ran outside of them.
   virtual bool acts_in_forward() const { return false; }
+  // Around what is evaluated, which Session::evaluate, Validation and a Pipeline's evaluate do, and around the
+  // file that SaveBest writes of it; one may lie inside another. The model may be another one in between.
+  virtual void evaluation_begin() {}
+  virtual void evaluation_end() noexcept {}
   virtual at::Tensor scale_loss(at::Tensor loss) { return loss; }
   virtual void backward_begin(const Progress& /*progress*/) {}
   virtual void backward_end(const Progress& /*progress*/) {}
@@ -148,6 +154,15 @@ class Hook {
   // keys that save writes; it throws InvalidArgument for values that cannot be.
   virtual void save(NamedTensors& /*state*/) const {}
   virtual void load(const NamedTensors& /*state*/) {}
+  // The part of it that is as large as the model: a tensor for each of the optimizer's parameters that has
+  // one, by the parameter's name, the same on all ranks. Checkpoints hold each once, among the optimizer's
+  // state.
+  virtual NamedTensors parameter_state() const { return {}; }
+  // Checks what parameter_state returned when it was saved, before load is called; throws InvalidArgument
+  // where it does not fit. What it returns puts it in force, and does not throw.
+  virtual std::function<void()> prepare_parameter_state(const NamedTensors& /*state*/) {
+    return [] {};
+  }
 };
 
 }  // namespace pacer

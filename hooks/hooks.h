@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pacer/hooks/batch.h>
+#include <pacer/hooks/batch_schedule.h>
 #include <pacer/hooks/best_value.h>
 #include <pacer/hooks/cuda_graph.h>
 #include <pacer/hooks/epoch_sampler.h>
@@ -15,3 +16,5 @@
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
+#include <pacer/hooks/update_batch_norm.h>
+#include <pacer/hooks/weight_average.h>

@@ -93,6 +93,9 @@ class SessionParts {
   std::optional<StepInputs> step_inputs() const;
   std::optional<StepInputs> coming_inputs() const;
 
+  int64_t micro_steps_of(const Progress& progress) const {
+    return micro_steps_at ? micro_steps_at(progress) : micro_steps;
+  }
   // Returns what Hook::unused of all hooks returns, together.
   std::vector<at::Tensor> unused(const Progress& progress) const;
 
@@ -108,7 +111,7 @@ class SessionParts {
   std::string stop_reason;
 
   // ---- what hooks ask for, in attach or arrange ----
-  int64_t micro_steps = 1;                 // per optimizer step
+  int64_t micro_steps = 1;                 // per optimizer step, at most
   bool weight_by_tokens = false;           // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;           // capture the optimizer's kernels in a CUDA graph
   bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
@@ -121,6 +124,8 @@ class SessionParts {
   // A parameter that no backward of a window has reached sits the step out; otherwise it is an error, where
   // the Session was given a Communicator (DataParallel, Shards, Pipeline).
   bool unused_is_zero = false;
+  // How many micro-steps the step that comes next takes, where that changes; nothing: always micro_steps.
+  std::function<int64_t(const Progress&)> micro_steps_at;
   // The loop takes several micro-steps for each step of the optimizer (GradientAccumulation).
   bool accumulates_gradients = false;
   // A Pipeline sets these three: the ranks that have the same stage, the tensors of the model that other

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include <pacer/collectives/parameter_range.h>
 #include <pacer/hooks/progress.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -24,6 +25,9 @@ class WholeParameters {
   std::shared_ptr<const void> values_;
 };
 
+// Names of what hooks keep for each parameter (Hook::parameter_state) begin with it among the optimizer's state.
+constexpr const char* kFieldOfHook = "hook.";
+
 class ShardedState {
  public:
   virtual ~ShardedState() = default;
@@ -34,13 +38,20 @@ class ShardedState {
   virtual bool shares_parameters() const = 0;
   // While the result exists, every parameter has its values. All ranks together.
   virtual WholeParameters whole_parameters() = 0;
+  // Whether such a result exists.
+  virtual bool all_are_whole() const = 0;
+  // This rank's part of the values, as the optimizer updates it, of each parameter that is shared out. Only
+  // with keeps_parts().
+  virtual ParameterRanges kept_parts() const = 0;
   // A backward pass as in training, whose gradients come together and count for nothing.
   virtual void run_idle_pass(const Progress& progress, const std::function<void()>& backward) = 0;
   // Throws CommunicationError, on all ranks, where they have not all gathered the same since the last time.
   // Only with keeps_parts().
   virtual void require_same_history() const = 0;
 
-  // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part. ----
+  // ---- For checkpoints. `state` is the optimizer's export_state(), of which each rank has a part, and what
+  // hooks have beside it, whose names begin with kFieldOfHook: of which a rank has a part where it keeps parts
+  // of the parameters. ----
 
   // The same names with whole tensors without memory (device meta) in the place of parts.
   virtual NamedTensors whole_specs(NamedTensors state) const = 0;

@@ -116,6 +116,8 @@ class Shards : public GradientExchange, public ShardedState {
   bool keeps_parts() const override { return shards_ && shards_->keeps_parts(); }
   bool shares_parameters() const override { return options_.what() == Sharded::parameters; }
   WholeParameters whole_parameters() override;
+  bool all_are_whole() const override { return shards_ && shards_->all_are_gathered(); }
+  ParameterRanges kept_parts() const override;
   void run_idle_pass(const Progress& progress, const std::function<void()>& backward) override;
   void require_same_history() const override;
   NamedTensors whole_specs(NamedTensors state) const override;

@@ -1,4 +1,5 @@
 // What Checkpoints asks of Shards: whole tensors from what each rank has of them.
+#include <cstring>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -35,12 +36,24 @@ std::vector<Shards::SharedTensor> Shards::shared_tensors(const NamedTensors& sta
          item != state.end() && item->first.compare(0, prefix.size(), prefix) == 0; ++item) {
       const bool is_field =
           item->first.find('/', prefix.size()) == std::string::npos;  // not "a/b/FIELD" of "a"
-      if (is_field && parts().session_optimizer()->is_part(item->first, item->second)) {
+      const bool is_of_hook =
+          item->first.compare(prefix.size(), std::strlen(kFieldOfHook), kFieldOfHook) == 0;
+      const bool is_part =
+          is_of_hook ? keeps_parts() : parts().session_optimizer()->is_part(item->first, item->second);
+      if (is_field && is_part) {
         shared.push_back({item->first, i, parts().session_optimizer()->elements_each(item->first)});
       }
     }
   }
   return shared;
+}
+
+ParameterRanges Shards::kept_parts() const {
+  ParameterRanges kept;
+  for (const ParameterShards::Part& part : shards_->parts()) {
+    kept.emplace(part.parameter.unsafeGetTensorImpl(), part);
+  }
+  return kept;
 }
 
 NamedTensors Shards::whole_specs(NamedTensors state) const {

@@ -22,6 +22,7 @@
 #include <pacer/files/number_text.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/hooks/detail/best_value_state.h>
+#include <pacer/hooks/detail/evaluation_scope.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
@@ -141,6 +142,7 @@ void SaveBest::consider(const Progress& progress) {
 // Rank 0 writes. Where the others have parts of the parameters, it needs them next time, too, so that they
 // must know whether this time was one.
 void SaveBest::write() const {
+  const detail::HooksEvaluationScope as_measured(*parts_);
   NamedTensors model = detail::without_merged(parts_->model(), detail::model_tensors(parts_->model()));
   const ShardedState* sharded = parts_->sharded_state;
   if (!sharded || !sharded->keeps_parts()) {

@@ -193,6 +193,7 @@ void Session::take_step() {
   ++progress.step;
   progress.micro_step = 0;
   progress.tokens += totals.tokens;
+  progress.micro_steps = parts_.micro_steps_of(progress);
   in_backward_ = false;
   StepReport report(progress);
   if (totals.loss.defined() && totals.weight > 0) report.set_loss(totals.loss, 1.0 / totals.weight);

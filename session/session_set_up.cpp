@@ -127,7 +127,7 @@ void Session::arrange() {
   const auto joins_ranks = [](const auto& hook) { return hook->exclusive() && hook->slot() == Slot::reduce; };
   const bool are_joined = std::any_of(parts_.hooks_.begin(), parts_.hooks_.end(), joins_ranks);
   if (parts_.world().world_size() > 1 && !are_joined) use(DataParallel());
-  parts_.progress.micro_steps = parts_.micro_steps;
+  parts_.progress.micro_steps = parts_.micro_steps_of(parts_.progress);
   runner_ = std::make_unique<detail::StepRunner>(parts_);
   for (const auto& hook : parts_.hooks_) hook->arrange();
   started_ = true;

@@ -14,6 +14,7 @@
 
 #include <pacer/pacer.h>
 
+#include "average.h"
 #include "subcommands.h"
 #include "support/device.h"
 #include "support/table.h"
@@ -24,7 +25,7 @@ namespace {
 
 constexpr const char* kAbout =
     R"(Measures what a Session costs beside the bare loop, what its hooks cost, and what a dropped layer
-saves. Every figure is measured beside its peer in the same run, interleaved.
+saves, and what an average of weights costs. Every figure is measured beside its peer in the same run, interleaved.
 )";
 
 using pacer::FusedAdamW;
@@ -178,6 +179,7 @@ int run(const examples::OptionValues&) {
   for (const at::Device device : devices) {
     compare_loops(device);
     time_layer_drop(device);
+    time_average(device);
   }
   return 0;
 }

@@ -20,6 +20,7 @@
 #include <pacer/device/detail/random_state.h>
 #include <pacer/files/json_scanner.h>
 #include <pacer/hooks/detail/torch_optimizer_state.h>
+#include <pacer/hooks/sharded_state.h>
 
 namespace pacer::detail {
 namespace {
@@ -32,11 +33,40 @@ constexpr const char* kNextFactor = "hook/learning_rate/next_factor";
 
 std::string hook_prefix(const Hook& hook) { return "hook/" + hook.hook_name() + "/"; }
 
+// What hooks keep for each parameter is among the optimizer's state, as PARAMETER/hook.NAME.
+std::string parameter_suffix(const Hook& hook) { return "/" + std::string(kFieldOfHook) + hook.hook_name(); }
+
+void add_parameter_states(const SessionParts& parts, NamedTensors& optimizer) {
+  for (const auto& hook : parts.hooks()) {
+    for (const auto& [name, tensor] : hook->parameter_state())
+      optimizer.emplace(name + parameter_suffix(*hook), tensor);
+  }
+}
+
+// The other way round: what one hook has there, by the parameters' names.
+NamedTensors take_parameter_state(const Hook& hook, NamedTensors& optimizer) {
+  const std::string suffix = parameter_suffix(hook);
+  NamedTensors own;
+  for (auto item = optimizer.begin(); item != optimizer.end();) {
+    const std::string& name = item->first;
+    const bool is_own =
+        name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+    if (is_own) own.emplace(name.substr(0, name.size() - suffix.size()), item->second);
+    item = is_own ? optimizer.erase(item) : std::next(item);
+  }
+  return own;
+}
+
+// Of the step that comes next, over all ranks.
+int64_t micro_batches_at(const SessionParts& parts, const Progress& progress) {
+  return parts.micro_steps_of(progress) * parts.data_ranks().world_size();
+}
+
 NamedTensors session_tensors(const SessionParts& parts) {
   NamedTensors tensors;
   tensors["progress/step"] = number_tensor(parts.progress.step);
   tensors["progress/tokens"] = number_tensor(parts.progress.tokens);
-  tensors[kMicroBatches] = number_tensor(parts.micro_steps * parts.data_ranks().world_size());
+  tensors[kMicroBatches] = number_tensor(micro_batches_at(parts, parts.progress));
   const RandomState random = get_random_state(parts.device());
   tensors["random/cpu"] = random.cpu;
   if (random.cuda.defined()) tensors[kCudaRandom] = random.cuda;
@@ -86,10 +116,24 @@ void check_model(const NamedTensors& own, const NamedTensors& saved) {
   require(conflict.empty(), conflict, " in the checkpoint; build the model that was saved");
 }
 
+int64_t count_from(const NamedTensors& saved, const std::string& name) {
+  const auto count = require_number<int64_t>(saved, name);
+  require(count >= 0, "\"", name, "\" of the checkpoint is ", count, ", which is no count");
+  return count;
+}
+
+Progress progress_of(const SessionParts& parts, const NamedTensors& saved) {
+  Progress progress;
+  progress.step = count_from(saved, "progress/step");
+  progress.tokens = count_from(saved, "progress/tokens");
+  progress.micro_steps = parts.micro_steps_of(progress);
+  return progress;
+}
+
 // What resumes with steps of another size, in a sentence; empty where they are alike.
-std::string note_on_micro_batches(const NamedTensors& own, const NamedTensors& saved) {
+std::string note_on_micro_batches(const SessionParts& parts, const NamedTensors& saved) {
   if (saved.count(kMicroBatches) == 0) return "";
-  const auto now = require_number<int64_t>(own, kMicroBatches);
+  const int64_t now = micro_batches_at(parts, progress_of(parts, saved));
   const auto before = require_number<int64_t>(saved, kMicroBatches);
   if (now == before) return "";
   return concatenate("the steps of the checkpoint took ", before,
@@ -141,18 +185,9 @@ void check_session(NamedTensors own, NamedTensors saved) {
           "\", of which this Session knows nothing", kAdvice);
 }
 
-int64_t count_from(const NamedTensors& saved, const std::string& name) {
-  const auto count = require_number<int64_t>(saved, name);
-  require(count >= 0, "\"", name, "\" of the checkpoint is ", count, ", which is no count");
-  return count;
-}
-
 // Puts the Session's own part in force; may throw half-way.
 void apply_session(SessionParts& parts, const NamedTensors& saved) {
-  Progress progress;
-  progress.micro_steps = parts.progress.micro_steps;
-  progress.step = count_from(saved, "progress/step");
-  progress.tokens = count_from(saved, "progress/tokens");
+  const Progress progress = progress_of(parts, saved);
   RandomState random;
   random.cpu = require_tensor(saved, "random/cpu");
   if (const auto cuda = saved.find(kCudaRandom); cuda != saved.end()) random.cuda = cuda->second;
@@ -199,6 +234,7 @@ TrainingState export_state(const SessionParts& parts) {
   state.model = without_merged(parts.model(), saved_model(parts));
   state.optimizer = parts.session_optimizer() ? parts.session_optimizer()->export_state()
                                               : export_torch_state(parts.optimizer(), parts.model());
+  add_parameter_states(parts, state.optimizer);
   if (parts.session_optimizer()) state.rank_optimizer = parts.session_optimizer()->export_rank_state();
   state.session = session_tensors(parts);
   return state;
@@ -238,8 +274,11 @@ StateImport::StateImport(SessionParts& parts, TrainingState state)
   check_writable(own);
   for (const auto& [name, tensor] : own) values_.emplace_back(tensor, state.model.at(name));
   check_session(before_, state.session);
-  put_optimizer_in_force_ = prepare_optimizer(parts, state);
-  micro_batches_note_ = note_on_micro_batches(before_, state.session);
+  for (const auto& hook : parts.hooks()) {
+    put_in_force_.push_back(hook->prepare_parameter_state(take_parameter_state(*hook, state.optimizer)));
+  }
+  put_in_force_.push_back(prepare_optimizer(parts, state));
+  micro_batches_note_ = note_on_micro_batches(parts, state.session);
   random_state_note_ = note_on_random_state(!parts.device().is_cpu(), state.session.count(kCudaRandom) != 0);
   try {
     apply_session(parts, state.session);
@@ -261,7 +300,7 @@ StateImport::~StateImport() {
 
 void StateImport::commit() {
   const at::NoGradGuard no_grad;
-  put_optimizer_in_force_();
+  for (const auto& put : put_in_force_) put();
   committed_ = true;
   for (const auto& [own, saved] : values_) own.copy_(saved);
 }

@@ -45,7 +45,7 @@ class StateImport {
   SessionParts& parts_;
   std::vector<std::pair<at::Tensor, at::Tensor>> values_;  // the model's tensors, and what to load into each
   NamedTensors before_;                                    // the Session's own part
-  std::function<void()> put_optimizer_in_force_;
+  std::vector<std::function<void()>> put_in_force_;  // of the optimizer and of hooks' state by parameter
   std::string random_state_note_, micro_batches_note_;
   bool committed_ = false;
 };

@@ -36,6 +36,8 @@ struct Settings {
   // The methods; each concerns the arms that use it.
   int64_t curriculum_start = 0;   // bytes per sequence; 0: an eighth of the sequence, at least 8
   double curriculum_share = 0.4;  // of the budget, after which sequences have their full length
+  double decay_share = 0.2;       // of the budget, over which a stable rate falls in the end
+  double average_decay = 0.999;   // of the average of weights, per step
   double layer_drop_theta = 0.5;  // share of layers that the deepest one keeps in the end
   double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
   double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses

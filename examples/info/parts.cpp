@@ -30,6 +30,7 @@ const std::vector<Part> kHooks = {
     {"Pipeline", "reduce", "stages of a model on different ranks"},
     {"Shards", "reduce", "each rank has its part of state, gradients or parameters"},
     {"GradientClipping", "clip", "gradients are cut to a global norm"},
+    {"WeightAverage", "optimize", "an average of the weights, which evaluation sees"},
     {"CudaGraph", "optimize", "the optimizer's kernels replayed by one call"},
     {"LearningRate", "schedule", "sets the rate from a schedule"},
     {"Validation", "validate", "measures the model now and then"},

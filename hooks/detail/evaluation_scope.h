@@ -1,8 +1,10 @@
-// Evaluation mode with everything put back at the end: gradients off, every module in eval(), autocast as in
-// training.
+// Evaluation mode with everything put back at the end: gradients off, every module in eval(), the model as
+// hooks have it in evaluation, autocast as in training.
 #pragma once
 
+#include <cstddef>
 #include <exception>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,18 +16,17 @@
 
 namespace pacer::detail {
 
-// Every module in eval(), until the end.
-class EvaluationMode {
+// Puts back at its end which modules are in training mode.
+class ModesPutBack {
  public:
-  explicit EvaluationMode(torch::nn::Module& model) {
+  explicit ModesPutBack(torch::nn::Module& model) {
     was_training_.emplace_back(&model, model.is_training());
     for (const auto& module : model.modules(/*include_self=*/false)) {
       was_training_.emplace_back(module.get(), module->is_training());
     }
-    model.eval();
   }
-  EvaluationMode(const EvaluationMode&) = delete;
-  ~EvaluationMode() {
+  ModesPutBack(const ModesPutBack&) = delete;
+  ~ModesPutBack() {
     // Parents first, because train() reaches down.
     for (const auto& [module, training] : was_training_) {
       try {
@@ -40,10 +41,35 @@ class EvaluationMode {
   std::vector<std::pair<torch::nn::Module*, bool>> was_training_;
 };
 
+// What hooks make of the model for an evaluation, without running it.
+class HooksEvaluationScope {
+ public:
+  explicit HooksEvaluationScope(const SessionParts& parts) : hooks_(parts.hooks()) {
+    try {
+      for (; begun_ < hooks_.size(); ++begun_) hooks_[begun_]->evaluation_begin();
+    } catch (...) {
+      end();
+      throw;
+    }
+  }
+  HooksEvaluationScope(const HooksEvaluationScope&) = delete;
+  ~HooksEvaluationScope() { end(); }
+
+ private:
+  void end() noexcept {
+    while (begun_ > 0) hooks_[--begun_]->evaluation_end();
+  }
+
+  const std::vector<std::shared_ptr<Hook>>& hooks_;
+  size_t begun_ = 0;
+};
+
 class EvaluationScope {
  public:
   explicit EvaluationScope(SessionParts& parts)
-      : mode_(parts.model()), counted_(parts.evaluations), forward_(parts) {}
+      : modes_(parts.model()), counted_(parts.evaluations), hooks_(parts), forward_(parts) {
+    parts.model().eval();
+  }
 
  private:
   // How many of them there are, one inside the other.
@@ -57,9 +83,10 @@ class EvaluationScope {
     int64_t& count_;
   };
 
-  EvaluationMode mode_;
+  ModesPutBack modes_;
   Counted counted_;
   at::NoGradGuard no_grad_;
+  HooksEvaluationScope hooks_;
   HooksForwardScope forward_;
 };
 

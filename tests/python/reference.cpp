@@ -6,6 +6,7 @@
 //                                                 two ranks, which are threads
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
 //   pacer-python-reference Rates fp64 FILE        a row of 1000 factors for each of some schedules
+//   pacer-python-reference Averages fp32 FILE     a row for each of some averages of 30 vectors
 //   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
 //                                                 three steps and saves; OneBitAdam: two ranks
 //                                                 resume or start, train to step 9 and save after 6 and 9
@@ -20,6 +21,7 @@
 
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/collectives/communicator.h>
+#include <pacer/hooks/weight_average.h>
 #include <pacer/optimizers/optimizers.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
@@ -116,6 +118,30 @@ torch::Tensor rates() {
   return torch::stack(rows);
 }
 
+struct Weights : torch::nn::Module {
+  explicit Weights(const torch::Tensor& values) : values(register_parameter("values", values)) {}
+  torch::Tensor values;
+};
+
+// What an average is after 30 steps, whose weights are numbers.
+torch::Tensor averaged(const pacer::WeightAverageOptions& options) {
+  Weights weights(torch::zeros(1000));
+  torch::optim::SGD optimizer(weights.parameters(), 0.0);
+  const auto average = std::make_shared<pacer::WeightAverage>(options);
+  pacer::Session session(weights, optimizer);
+  session.use(average);
+  for (int64_t step = 0; step < 30; ++step) {
+    {
+      const torch::NoGradGuard no_grad;
+      weights.values.copy_(numbers(1000, step, torch::kFloat));
+    }
+    auto [x] = session.begin(torch::ones(1));
+    session.backward((weights.values * x).sum());
+    session.step();
+  }
+  return average->averages().at("values");
+}
+
 struct NetImpl : torch::nn::Module {
   torch::nn::Linear up{register_module("up", torch::nn::Linear(16, 32))};
   torch::nn::Linear down{register_module("down", torch::nn::Linear(32, 8))};
@@ -195,6 +221,9 @@ int main(int argc, char** argv) {
     trained = gated();
   } else if (name == "Rates") {
     trained = rates();
+  } else if (name == "Averages") {
+    trained = torch::stack({averaged(pacer::ema(0.9)), averaged(pacer::tail_average(1)),
+                            averaged(pacer::tail_average(12).every(3))});
   } else {
     trained = train(name, dtype, 5, nullptr);
   }

@@ -154,6 +154,28 @@ class Rates(unittest.TestCase):
                 self.assertLess(abs(factor - expected), 1e-15)
 
 
+class Averages(unittest.TestCase):
+    @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
+    def test_averages_of_cpp_are_those_of_swa_utils(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "averages")
+            subprocess.run([os.environ["PACER_REFERENCE"], "Averages", "fp32", file], check=True)
+            found = torch.load(file, weights_only=True)
+        of_swa_utils = torch.optim.swa_utils
+        for row, function, steps in (
+            (found[0], of_swa_utils.get_ema_multi_avg_fn(0.9), range(1, 31)),
+            (found[1], of_swa_utils.get_swa_multi_avg_fn(), range(1, 31)),
+            (found[2], of_swa_utils.get_swa_multi_avg_fn(), range(12, 31, 3)),
+        ):
+            model = torch.nn.Module()
+            model.values = torch.nn.Parameter(torch.zeros(1000))
+            average = of_swa_utils.AveragedModel(model, multi_avg_fn=function)
+            for step in steps:
+                model.values.data.copy_(numbers(1000, step - 1))
+                average.update_parameters(model)
+            self.assertTrue(torch.equal(row, average.module.values))
+
+
 class LayerDrop(unittest.TestCase):
     def test_blocks_are_kept_as_often_as_the_paper_says_and_scaled(self):
         model = Stack(theta_bar=0.5, gamma=0.0)

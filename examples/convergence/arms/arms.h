@@ -30,6 +30,9 @@ struct OptimizerRecipe {
 enum class Method {
   curriculum,
   reshape,
+  stable_decay,  // of the learning rate
+  average,       // of the weights, in validation
+  growing_batch,
   layer_drop,
   recompute,
   shards,

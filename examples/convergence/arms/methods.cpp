@@ -1,8 +1,10 @@
 // What an arm adds to a Session beyond the hooks of all arms.
 #include <cmath>
 
+#include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/hooks/precision.h>
 #include <pacer/hooks/recompute.h>
+#include <pacer/hooks/weight_average.h>
 #include <pacer/parallel/data_parallel.h>
 #include <pacer/parallel/shards.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -22,6 +24,13 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
         pacer::SequenceLengthOptions(settings.first_length(), settings.sequence)
             .ramp_tokens(static_cast<int64_t>(ramp))
             .mode(arm.has(Method::reshape) ? pacer::LengthMode::reshape : pacer::LengthMode::truncate)));
+  }
+  if (arm.has(Method::average)) {
+    session->use(pacer::WeightAverage(pacer::ema(settings.average_decay).warm_up(true)));
+  }
+  if (arm.has(Method::growing_batch)) {
+    session->use(pacer::GradientAccumulation(
+        pacer::BatchSchedule(1).table({{settings.tokens / 4, 2}, {settings.tokens / 2, 4}}).by_tokens()));
   }
   if (arm.has(Method::layer_drop)) {
     session->use(pacer::LayerDrop(

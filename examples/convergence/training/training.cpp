@@ -57,10 +57,20 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Arm& arm, const Se
 }
 
 // By tokens, so that short sequences do not move it faster.
-pacer::LearningRateSchedule schedule(const Settings& settings) {
-  return pacer::warmup_cosine(pacer::LearningRateScheduleOptions(settings.warmup_steps())
-                                  .total_tokens(settings.tokens)
-                                  .end_factor(kFinalRate));
+pacer::LearningRateSchedule schedule(const Arm& arm, const Settings& settings) {
+  const auto warm_up = pacer::LearningRateScheduleOptions(settings.warmup_steps());
+  if (arm.has(Method::stable_decay) && arm.has(Method::average)) return pacer::constant_schedule(warm_up);
+  auto options =
+      pacer::LearningRateScheduleOptions(warm_up).total_tokens(settings.tokens).end_factor(kFinalRate);
+  if (!arm.has(Method::stable_decay)) return pacer::warmup_cosine(options);
+  const double decaying = std::round(settings.decay_share * static_cast<double>(settings.tokens));
+  return pacer::warmup_stable_decay(options.decay_tokens(static_cast<int64_t>(decaying)));
+}
+
+// Of the batch that comes next. A step of a batch that grew takes several.
+int64_t batch_number(const Arm& arm, const Settings& settings, const pacer::Progress& progress) {
+  if (!arm.has(Method::growing_batch)) return progress.step;
+  return progress.tokens / settings.tokens_per_step() + progress.micro_step;
 }
 
 // Each rank looks at every world_size-th batch. All then add up the losses of all batches in the batches'
@@ -136,7 +146,7 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
   const auto curve = std::make_shared<TrainingCurve>(settings, memory, &run, observer);
 
   pacer::Session session(*model, *optimizer, machine.world);
-  session.use(pacer::LearningRate(schedule(settings))).use(curve);
+  session.use(pacer::LearningRate(schedule(arm, settings))).use(curve);
   if (settings.clip > 0.0) {
     session.use(pacer::GradientClipping(
         pacer::GradientClippingOptions(settings.clip).by_previous_norm(settings.clip_by == "previous")));
@@ -176,7 +186,8 @@ Run train(const RunPlan& plan, const Machine& machine, const Run& stored, RunObs
     if (piped) {
       piped->step(session, training_batch(corpus, whole_batches, seed, progress.step, /*rank=*/0));
     } else {
-      const auto batch = training_batch(corpus, settings, seed, progress.step, world.rank());
+      const auto batch =
+          training_batch(corpus, settings, seed, batch_number(arm, settings, progress), world.rank());
       auto [x, y] = session.begin(batch.first, batch.second);
       session.backward(next_byte_loss(model->forward(x), y));
     }

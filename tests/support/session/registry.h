@@ -209,6 +209,12 @@ inline std::vector<RegisteredHook> all_hooks() {
        [](Session& s, SmallModel&, EpochSampler&) {
          s.use(GradientAccumulation(GradientAccumulationOptions(2).weight_by_tokens(true)));
        }},
+      {"accumulation that grows", "accumulation", false,
+       [](Session& s, SmallModel&, EpochSampler&) {
+         s.use(GradientAccumulation(BatchSchedule(1).table({{1, 3}, {4, 2}})));
+       }},
+      {"average of weights", "average", false,
+       [](Session& s, SmallModel&, EpochSampler&) { s.use(WeightAverage(ema(0.9).warm_up(true))); }},
       {"clipping", "clipping", true,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
       {"clipping by the norm before", "clipping", true,

@@ -38,9 +38,10 @@ bool uses(const std::vector<RegisteredHook>& hooks, const std::string& name) {
   return std::any_of(hooks.begin(), hooks.end(), [&](const auto& h) { return h.name == name; });
 }
 
-// Options of groups, among them the learning rate, and how many attempts there were.
+// Options of groups, among them the learning rate, how many attempts there were, and averages of the weights,
+// to which every attempt adds those that it left.
 bool goes_on_in_an_attempt(const std::string& key) {
-  return key.compare(0, 6, "group/") == 0 || key.compare(0, 7, "onebit/") == 0;
+  return key.compare(0, 6, "group/") == 0 || key.compare(0, 7, "onebit/") == 0 || contains(key, "/hook.");
 }
 
 // What a skipped attempt may change: the attempt counter, data position, learning rate, loss scale and the
