@@ -9,9 +9,10 @@ namespace pacer {
 
 FactorLR::FactorLR(torch::optim::Optimizer& optimizer, const LearningRateSchedule& schedule)
     : LRScheduler(optimizer), schedule_(schedule) {
-  require(!schedule.by_tokens(),
-          "FactorLR learns nothing of tokens, so its schedule cannot have total_tokens; give total_steps, or "
-          "use the LearningRate hook of a Session");
+  require(
+      !schedule.by_tokens(),
+      "FactorLR learns nothing of tokens, so its schedule cannot have total_tokens, nor a part that begins "
+      "at a token; give total_steps, or use the LearningRate hook of a Session");
   auto& groups = optimizer.param_groups();
   auto* own = dynamic_cast<SessionOptimizer*>(&optimizer);
   if (own) claim_ = own->claim_learning_rate("FactorLR");

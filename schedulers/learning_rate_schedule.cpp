@@ -6,128 +6,94 @@
 
 #include <pacer/core/error.h>
 #include <pacer/files/number_text.h>
+#include <pacer/schedulers/detail/rate_schedule_options.h>
 
 namespace pacer {
 namespace {
 
 constexpr double kPi = 3.141592653589793238462643383279502884;
-
-const char* name_of(Decay decay) {
-  switch (decay) {
-    case Decay::constant:
-      return "constant_schedule";
-    case Decay::linear:
-      return "warmup_linear";
-    case Decay::cosine:
-      return "warmup_cosine";
-    case Decay::polynomial:
-      return "warmup_polynomial";
-    case Decay::exponential:
-      return "warmup_exponential";
-    case Decay::inverse_sqrt:
-      return "warmup_inverse_sqrt";
-    case Decay::minus_sqrt:
-      return "a decay by minus_sqrt";
-    case Decay::halving:
-      return "a decay by halving";
-    case Decay::cosine_restarts:
-      return "warmup_cosine_restarts";
-  }
-  throw InvalidArgument("a learning-rate schedule was given a decay that does not exist");
-}
-
-bool has_an_end(Decay decay) {
-  return decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial ||
-         decay == Decay::minus_sqrt || decay == Decay::halving;
-}
-
-// Of a whole of steps or tokens, the part behind the first `before` of it.
-void require_part(const std::optional<int64_t>& part, const std::optional<int64_t>& whole, int64_t before,
-                  const char* schedule, const char* part_name, const char* whole_name) {
-  if (!part) return;
-  require(whole.has_value(), schedule, ": ", part_name, " are the last ones of ", whole_name,
-          ", which is not given");
-  require(*part >= 0 && *part <= *whole - before, schedule, ": ", part_name, " must be from 0 to ",
-          *whole - before, ", not ", *part);
-}
-
-template <class Value>
-void require_unused(const std::optional<Value>& value, const char* schedule, const char* option) {
-  require(!value.has_value(), schedule, " has no use for ", option,
-          "; leave it out or take another schedule");
-}
-
-template <class Value>
-void require_count(const std::optional<Value>& value, int64_t least, const char* schedule,
-                   const char* option) {
-  require(!value || *value >= least, schedule, ": ", option, " must be at least ", least, ", not ",
-          value.value_or(0));
-}
-
-void require_share(const std::optional<double>& value, const char* schedule, const char* option) {
-  require(!value || (*value >= 0 && *value <= 1), schedule, ": ", option,
-          " is a share of the base rate and must be in [0, 1], not ", value.value_or(0));
-}
+// What torch has by default: 1 / div_factor, and that divided by final_div_factor.
+constexpr double kOneCycleStart = 0.04, kOneCycleEnd = 4e-6;
 
 }  // namespace
 
+// What a part of a chain takes over from, and where: at a token or at a step.
+struct LearningRateSchedule::Former {
+  LearningRateSchedule schedule;
+  int64_t until;
+  bool by_tokens;
+
+  bool is_over(const Progress& progress) const {
+    return (by_tokens ? progress.tokens : progress.step) >= until;
+  }
+};
+
 LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateScheduleOptions& options)
     : decay_(decay), options_(options) {
-  const char* name = name_of(decay);
-  const auto& o = options_;
-  require(o.warmup_steps() >= 0, name, ": the number of warm-up steps must not be negative, but is ",
-          o.warmup_steps());
-  require(o.warm_up() == WarmUp::linear || o.warm_up() == WarmUp::logarithmic, name,
-          ": warm_up must be WarmUp::linear or WarmUp::logarithmic");
-  require_share(o.start_factor(), name, "start_factor");
-  require_share(o.end_factor(), name, "end_factor");
-  require_count(o.total_steps(), 0, name, "total_steps");
-  require_count(o.total_tokens(), 0, name, "total_tokens");
-  require_count(o.every(), 1, name, "every");
-  require(!o.power() || (*o.power() > 0 && std::isfinite(*o.power())), name,
-          ": power must be positive and finite, not ", o.power().value_or(0));
-  require(!o.gamma() || (*o.gamma() > 0 && *o.gamma() <= 1), name, ": gamma must be in (0, 1], not ",
-          o.gamma().value_or(0));
+  detail::check_rate_schedule_options(decay, options);
+}
 
-  if (has_an_end(decay)) {
-    require(!(o.total_steps() && o.total_tokens()), name,
-            " was given total_steps and total_tokens; give the one that the decay shall follow");
-    require(o.total_steps() || o.total_tokens(), name,
-            " needs to know where the decay ends; give total_steps or total_tokens");
-    require(!o.total_steps() || *o.total_steps() >= o.warmup_steps(), name, ": the warm-up takes ",
-            o.warmup_steps(), " steps, but total_steps, which counts them, is ", o.total_steps().value_or(0),
-            "; give more total_steps or a shorter warm-up");
-    require_part(o.decay_steps(), o.total_steps(), o.warmup_steps(), name, "decay_steps", "total_steps");
-    require_part(o.decay_tokens(), o.total_tokens(), 0, name, "decay_tokens", "total_tokens");
-  } else {
-    require_unused(o.total_steps(), name, "total_steps");
-    require_unused(o.total_tokens(), name, "total_tokens");
-    require_unused(o.decay_steps(), name, "decay_steps");
-    require_unused(o.decay_tokens(), name, "decay_tokens");
-    if (decay != Decay::cosine_restarts) require_unused(o.end_factor(), name, "end_factor");
+LearningRateSchedule LearningRateSchedule::then(int64_t step, const LearningRateSchedule& next) const {
+  return followed_by(next, step, /*by_tokens=*/false);
+}
+
+LearningRateSchedule LearningRateSchedule::then_at_token(int64_t tokens,
+                                                         const LearningRateSchedule& next) const {
+  return followed_by(next, tokens, /*by_tokens=*/true);
+}
+
+LearningRateSchedule LearningRateSchedule::followed_by(const LearningRateSchedule& next, int64_t until,
+                                                       bool by_tokens) const {
+  const char* call = by_tokens ? "then_at_token" : "then";
+  const char* unit = by_tokens ? "token " : "step ";
+  require(!next.former_, call,
+          " was given a chain of schedules to go on with; append its parts one after the other");
+  require(until >= 1, call, ": a part of a chain begins at ", unit, "1 or later, not at ", unit, until);
+  for (const Former* former = former_.get(); former; former = former->schedule.former_.get()) {
+    require(former->by_tokens != by_tokens || until > former->until, call, ": ", unit, until,
+            " does not come after ", unit, former->until,
+            ", at which an earlier part of the chain begins; append parts in the order in which they begin");
   }
-  require_count(o.cycle_steps(), 1, name, "cycle_steps");
-  require_count(o.cycle_growth(), 1, name, "cycle_growth");
-  if (decay != Decay::cosine_restarts) {
-    require_unused(o.cycle_steps(), name, "cycle_steps");
-    require_unused(o.cycle_growth(), name, "cycle_growth");
+  const char* name = detail::rate_schedule_name(next.decay_);
+  if (by_tokens) {
+    const bool follows_steps = next.decay_ != Decay::constant && !next.options_.total_tokens();
+    require(!follows_steps && next.options_.warmup_steps() == 0, call, ": ", name,
+            " has a warm-up or a decay by steps, but the step at which token ", until,
+            " comes is not known; let it begin at a step, with then, or give one without a warm-up that is "
+            "constant or has total_tokens");
   } else {
-    require(o.cycle_steps().has_value(), name, " needs cycle_steps, the length of the first cycle");
+    require(!next.options_.total_tokens(), call, ": ", name,
+            " has total_tokens, but the token at which step ", until,
+            " comes is not known; let it begin at a token, with then_at_token");
   }
-  if (decay != Decay::polynomial) require_unused(o.power(), name, "power");
-  if (decay != Decay::exponential) {
-    require_unused(o.gamma(), name, "gamma");
-    require_unused(o.every(), name, "every");
-  } else {
-    require(o.gamma().has_value(), name, " needs gamma, the factor of one decay");
-  }
+  LearningRateSchedule chain = next;
+  chain.former_ = std::make_shared<const Former>(Former{*this, until, by_tokens});
+  return chain;
+}
+
+bool LearningRateSchedule::by_tokens() const {
+  return options_.total_tokens() || (former_ && (former_->by_tokens || former_->schedule.by_tokens()));
+}
+
+double LearningRateSchedule::start_factor() const {
+  return options_.start_factor().value_or(detail::is_one_cycle(decay_) ? kOneCycleStart : 0);
+}
+
+double LearningRateSchedule::end_factor() const {
+  return options_.end_factor().value_or(detail::is_one_cycle(decay_) ? kOneCycleEnd : 0);
 }
 
 std::string LearningRateSchedule::describe() const {
   const auto& o = options_;
-  std::string text =
-      detail::concatenate(name_of(decay_), ", ", o.warm_up() == WarmUp::linear ? "linear" : "logarithmic",
-                          " warm-up of ", o.warmup_steps(), " steps from ", exact_text(o.start_factor()));
+  std::string text;
+  if (former_) {
+    text = detail::concatenate(former_->schedule.describe(), "; from ",
+                               former_->by_tokens ? "token " : "step ", former_->until, " on ");
+  }
+  const char* way = o.warm_up() == WarmUp::logarithmic ? "logarithmic " : "linear ";
+  text +=
+      detail::concatenate(detail::rate_schedule_name(decay_), ", ", detail::is_one_cycle(decay_) ? "" : way,
+                          "warm-up of ", o.warmup_steps(), " steps from ", exact_text(start_factor()));
   const auto add = [&](const char* name, const auto& value) {
     if (value) text += detail::concatenate(", ", name, ' ', exact_text(double(*value)));
   };
@@ -135,7 +101,7 @@ std::string LearningRateSchedule::describe() const {
   add("total_tokens", o.total_tokens());
   add("decay_steps", o.decay_steps());
   add("decay_tokens", o.decay_tokens());
-  add("end_factor", o.end_factor());
+  add("end_factor", detail::is_one_cycle(decay_) ? std::optional(end_factor()) : o.end_factor());
   add("power", o.power());
   add("gamma", o.gamma());
   add("every", o.every());
@@ -145,31 +111,58 @@ std::string LearningRateSchedule::describe() const {
 }
 
 std::optional<int64_t> LearningRateSchedule::steps_until_zero() const {
-  const bool ends_at_zero = has_an_end(decay_) && options_.end_factor().value_or(0) == 0;
-  return ends_at_zero ? options_.total_steps() : std::nullopt;
+  const bool has_an_end = detail::has_an_end(decay_) || detail::is_one_cycle(decay_);
+  if (!has_an_end || end_factor() != 0 || !options_.total_steps()) return std::nullopt;
+  const int64_t steps = end_of_decay();
+  if (!former_) return steps;
+  // A part that begins at a token has no total_steps. A sum that is too large is beyond all steps.
+  if (former_->until > std::numeric_limits<int64_t>::max() - steps) return std::nullopt;
+  return former_->until + steps;
+}
+
+bool LearningRateSchedule::warmup_ended(const Progress& progress) const {
+  const int64_t warmup_steps = options_.warmup_steps();
+  if (!former_) return progress.step >= warmup_steps;
+  if (!former_->by_tokens && former_->is_over(progress))
+    return progress.step - former_->until >= warmup_steps;
+  return warmup_steps == 0 && former_->schedule.warmup_ended(progress);
 }
 
 double LearningRateSchedule::factor(const Progress& progress) const {
   require(progress.step >= 0 && progress.tokens >= 0, "a learning-rate schedule was asked for step ",
           progress.step, " and token ", progress.tokens, "; both count from 0");
-  if (!warmup_ended(progress)) {
-    const double warmup = warmup_factor(progress.step);
-    return by_tokens() ? warmup * decay_factor(progress) : warmup;
-  }
-  return decay_factor(progress);
+  if (!former_) return last_factor(progress);
+  if (!former_->is_over(progress)) return former_->schedule.factor(progress);
+  Progress own = progress;
+  (former_->by_tokens ? own.tokens : own.step) -= former_->until;
+  return last_factor(own);
+}
+
+double LearningRateSchedule::last_factor(const Progress& progress) const {
+  if (progress.step >= options_.warmup_steps()) return decay_factor(progress);
+  const double warmup = warmup_factor(progress.step);
+  return options_.total_tokens() ? warmup * decay_factor(progress) : warmup;
+}
+
+double LearningRateSchedule::warmup_factor(int64_t step) const {
+  const double start = start_factor();
+  return start + (1 - start) * warmed_up_share(step);
 }
 
 // `step` is below warmup_steps, which is therefore positive.
-double LearningRateSchedule::warmup_factor(int64_t step) const {
-  const double start = options_.start_factor();
-  const double k = static_cast<double>(step) + 1, w = static_cast<double>(options_.warmup_steps());
-  const double share = options_.warm_up() == WarmUp::linear ? k / w : std::log1p(k) / std::log1p(w);
-  return start + (1 - start) * std::min(share, 1.0);
+double LearningRateSchedule::warmed_up_share(int64_t step) const {
+  const int64_t steps = options_.warmup_steps();
+  if (detail::is_one_cycle(decay_)) {
+    const double way = steps == 1 ? 1 : static_cast<double>(step) / static_cast<double>(steps - 1);
+    return decay_ == Decay::one_cycle ? (1 - std::cos(kPi * way)) / 2 : way;
+  }
+  const double k = static_cast<double>(step) + 1, w = static_cast<double>(steps);
+  return std::min(options_.warm_up() == WarmUp::logarithmic ? std::log1p(k) / std::log1p(w) : k / w, 1.0);
 }
 
 double LearningRateSchedule::decay_factor(const Progress& progress) const {
   const auto from_one_to_end = [this](double left) {  // left: 1 before the decay, 0 after it
-    const double end = options_.end_factor().value_or(0);
+    const double end = end_factor();
     return end + (1 - end) * left;
   };
   const int64_t warmup_steps = options_.warmup_steps();
@@ -177,8 +170,10 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
     case Decay::constant:
       return 1;
     case Decay::linear:
+    case Decay::one_cycle_linear:
       return from_one_to_end(1 - decayed_share(progress));
     case Decay::cosine:
+    case Decay::one_cycle:
       return from_one_to_end((1 + std::cos(kPi * decayed_share(progress))) / 2);
     case Decay::polynomial:
       return from_one_to_end(std::pow(1 - decayed_share(progress), options_.power().value_or(1)));
@@ -210,10 +205,16 @@ double LearningRateSchedule::decayed_share(const Progress& progress) const {
     if (over <= whole - part) return 0.0;  // a part of 0 has ended before, or begins at the end
     return static_cast<double>(over - (whole - part)) / static_cast<double>(part);
   };
-  if (by_tokens())
+  if (o.total_tokens())
     return share(progress.tokens, *o.total_tokens(), o.decay_tokens().value_or(*o.total_tokens()));
   const int64_t behind_warmup = *o.total_steps() - o.warmup_steps();
-  return share(progress.step, *o.total_steps(), o.decay_steps().value_or(behind_warmup));
+  return share(progress.step, end_of_decay(), o.decay_steps().value_or(behind_warmup));
+}
+
+// The step from which on a decay by steps is at its end: a one_cycle arrives there with the last of its
+// total_steps, all others behind it.
+int64_t LearningRateSchedule::end_of_decay() const {
+  return *options_.total_steps() - (detail::is_one_cycle(decay_) ? 1 : 0);
 }
 
 // t / T of the header, with so many steps behind the warm-up completed.
@@ -249,7 +250,7 @@ LearningRateSchedule warmup_inverse_sqrt(const LearningRateScheduleOptions& opti
   return {Decay::inverse_sqrt, options};
 }
 LearningRateSchedule warmup_stable_decay(const LearningRateScheduleOptions& options, Decay decay) {
-  require(has_an_end(decay),
+  require(detail::has_an_end(decay),
           "warmup_stable_decay decays by linear, cosine, polynomial, minus_sqrt or halving");
   require(options.decay_steps() || options.decay_tokens(),
           "warmup_stable_decay needs decay_steps, how many of total_steps decay, or decay_tokens");
@@ -257,6 +258,11 @@ LearningRateSchedule warmup_stable_decay(const LearningRateScheduleOptions& opti
 }
 LearningRateSchedule warmup_cosine_restarts(const LearningRateScheduleOptions& options) {
   return {Decay::cosine_restarts, options};
+}
+LearningRateSchedule one_cycle(const LearningRateScheduleOptions& options, Decay anneal) {
+  require(anneal == Decay::cosine || anneal == Decay::linear,
+          "one_cycle goes up and down by Decay::cosine or Decay::linear; give one of these as its anneal");
+  return {anneal == Decay::cosine ? Decay::one_cycle : Decay::one_cycle_linear, options};
 }
 
 }  // namespace pacer

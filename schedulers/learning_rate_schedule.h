@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -29,7 +30,9 @@ enum class Decay {
   inverse_sqrt,
   minus_sqrt,  // of warmup_stable_decay, as the next one
   halving,
-  cosine_restarts
+  cosine_restarts,
+  one_cycle,        // up and down by cosine
+  one_cycle_linear  // up and down by a line
 };
 
 // What a schedule is made of. Built in place, {warm-up steps, total steps}, or by setters that chain:
@@ -42,12 +45,12 @@ struct LearningRateScheduleOptions {
       : warmup_steps_(warmup_steps), total_steps_(total_steps) {}
   // How many steps the warm-up takes, >= 0.
   TORCH_ARG(int64_t, warmup_steps) = 0;
-  // Where warm-up starts, in [0, 1].
-  TORCH_ARG(double, start_factor) = 0;
-  // The way of the warm-up.
-  TORCH_ARG(WarmUp, warm_up) = WarmUp::linear;
+  // Where warm-up starts, in [0, 1]; 0 unless set, and 0.04 in one_cycle.
+  TORCH_ARG(std::optional<double>, start_factor);
+  // The way of the warm-up, WarmUp::linear unless set. A one_cycle has a way of its own.
+  TORCH_ARG(std::optional<WarmUp>, warm_up);
   // The step at which the decay arrives at end_factor, warm-up included, and so at least its length. It stays
-  // there afterwards.
+  // there afterwards. A one_cycle arrives one step earlier, with the last of them.
   TORCH_ARG(std::optional<int64_t>, total_steps);
   // Instead of total_steps: decay by tokens trained, from the first token on; warm-up stays by steps and
   // multiplies it.
@@ -57,7 +60,7 @@ struct LearningRateScheduleOptions {
   TORCH_ARG(std::optional<int64_t>, decay_steps);
   // The same of total_tokens, in tokens.
   TORCH_ARG(std::optional<int64_t>, decay_tokens);
-  // Where the decay ends, in [0, 1]; 0 unless set.
+  // Where the decay ends, in [0, 1]; 0 unless set, and 4e-6 in one_cycle.
   TORCH_ARG(std::optional<double>, end_factor);
   // Polynomial only: the exponent, > 0; 1 unless set.
   TORCH_ARG(std::optional<double>, power);
@@ -77,12 +80,25 @@ class LearningRateSchedule {
   // Throws InvalidArgument for options that are out of range, missing, or of no use to this decay.
   LearningRateSchedule(Decay decay, const LearningRateScheduleOptions& options);
 
+  // Returns a chain: this schedule for the first `step` attempts, and from there on `next`, whose progress
+  // begins at 0 there, as in torch's SequentialLR. A chain takes further parts, always at a step of the whole
+  // run: a.then(100, b).then(200, c). Throws InvalidArgument for a step below 1, or not behind those at which
+  // parts of this chain begin, and for a `next` that is a chain itself, or has total_tokens, since the token
+  // that it would begin at is not known.
+  LearningRateSchedule then(int64_t step, const LearningRateSchedule& next) const;
+
+  // Returns the same with a `next` that takes over once so many tokens are trained on, counted as the steps
+  // are. It must be constant or have total_tokens, without a warm-up, since the step that it would begin at is
+  // not known.
+  LearningRateSchedule then_at_token(int64_t tokens, const LearningRateSchedule& next) const;
+
   // The factor for the step that comes after `progress.step` attempts. Throws InvalidArgument where progress
   // is negative.
   double factor(const Progress& progress) const;
 
-  // Whether the step that comes next is beyond the warm-up.
-  bool warmup_ended(const Progress& progress) const { return progress.step >= options_.warmup_steps(); }
+  // Whether the step that comes next is beyond the warm-up, and no later part of a chain has one. It asks for
+  // the step alone: a part that ends at a token may have all of its warm-up still to come.
+  bool warmup_ended(const Progress& progress) const;
 
   // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
   std::optional<int64_t> steps_until_zero() const;
@@ -90,17 +106,28 @@ class LearningRateSchedule {
   // All of it in words and numbers: equal for equal schedules, different for others.
   std::string describe() const;
 
-  // Whether the decay follows tokens instead of steps.
-  bool by_tokens() const { return options_.total_tokens().has_value(); }
+  // Whether a decay follows tokens instead of steps, or a part of a chain begins at a token.
+  bool by_tokens() const;
 
  private:
+  struct Former;
+
+  LearningRateSchedule followed_by(const LearningRateSchedule& next, int64_t until, bool by_tokens) const;
+  // These look at the last part of a chain alone, and take the progress since it began.
+  double last_factor(const Progress& progress) const;
   double warmup_factor(int64_t step) const;
+  double warmed_up_share(int64_t step) const;
   double decay_factor(const Progress& progress) const;
   double decayed_share(const Progress& progress) const;
+  int64_t end_of_decay() const;
   double share_of_cycle(int64_t steps) const;
+  double start_factor() const;
+  double end_factor() const;
 
   Decay decay_;
   LearningRateScheduleOptions options_;
+  // What comes before the last part of a chain; nothing where there is one part.
+  std::shared_ptr<const Former> former_;
 };
 
 // What each is after the warm-up of w steps, with q attempts completed and x = (q - w) / (N - w) in [0, 1]
@@ -128,5 +155,10 @@ LearningRateSchedule warmup_stable_decay(const LearningRateScheduleOptions& opti
 // end + (1 - end) (1 + cos(pi t / T)) / 2, with t steps of a cycle of T steps completed. The first cycle
 // begins behind the warm-up (Loshchilov & Hutter, arXiv:1608.03983).
 LearningRateSchedule warmup_cosine_restarts(const LearningRateScheduleOptions& options);
+// The values of torch's OneCycleLR in two phases (Smith & Topin, arXiv:1708.07120), whose max_lr is the base
+// rate and whose pct_start is w / N. With u(x) = (1 - cos(pi x)) / 2 for Decay::cosine and x for
+// Decay::linear, which `anneal` must be one of: start + (1 - start) u(q / (w - 1)) up to q = w - 1, from there
+// 1 + (end - 1) u((q - w + 1) / (N - w)), and end from q = N - 1 on. Needs w >= 1 and total_steps, more than w.
+LearningRateSchedule one_cycle(const LearningRateScheduleOptions& options, Decay anneal = Decay::cosine);
 
 }  // namespace pacer

@@ -47,7 +47,8 @@ const std::vector<Part> kSchedules = {
     {"warmup_exponential", "", "warm-up, then a factor every so many steps"},
     {"warmup_inverse_sqrt", "", "warm-up, then one over the root of the steps"},
     {"warmup_stable_decay", "", "warm-up, the peak, then a decay in the last steps"},
-    {"warmup_cosine_restarts", "", "warm-up, then half a cosine again and again"}};
+    {"warmup_cosine_restarts", "", "warm-up, then half a cosine again and again"},
+    {"one_cycle", "", "up and down by cosine or line, as torch's OneCycleLR"}};
 
 std::string lines(const std::string& title, const std::vector<Part>& parts) {
   constexpr size_t kNameColumns = 24, kSlotColumns = 12;

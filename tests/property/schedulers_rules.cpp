@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <pacer/schedulers/layer_drop_rule.h>
@@ -73,15 +74,16 @@ struct RandomRate {
 };
 
 RandomRate random_rate(Samples& samples) {
-  const int64_t warmup = samples.chance(0.1) ? 0 : count_up_to_bits(samples, 62);
+  int64_t warmup = samples.chance(0.1) ? 0 : count_up_to_bits(samples, 62);
   int64_t total = count_up_to_bits(samples, 62);
   const double start = samples.chance(0.3) ? 0 : samples.uniform(),
                end = samples.chance(0.3) ? 0 : samples.uniform();
-  LearningRateScheduleOptions options(warmup);
+  LearningRateScheduleOptions options;
   options.start_factor(start).warm_up(samples.chance(0.5) ? WarmUp::linear : WarmUp::logarithmic);
-  constexpr Decay kDecays[] = {Decay::constant,   Decay::linear,      Decay::cosine,
-                               Decay::polynomial, Decay::exponential, Decay::inverse_sqrt,
-                               Decay::minus_sqrt, Decay::halving,     Decay::cosine_restarts};
+  constexpr Decay kDecays[] = {Decay::constant,   Decay::linear,          Decay::cosine,
+                               Decay::polynomial, Decay::exponential,     Decay::inverse_sqrt,
+                               Decay::minus_sqrt, Decay::halving,         Decay::cosine_restarts,
+                               Decay::one_cycle,  Decay::one_cycle_linear};
   const Decay decay = samples.one_of(kDecays);
   double least = 0;
   if (decay == Decay::linear || decay == Decay::cosine || decay == Decay::polynomial ||
@@ -100,6 +102,13 @@ RandomRate random_rate(Samples& samples) {
     options.cycle_growth(count_up_to_bits(samples, samples.chance(0.1) ? 62 : 4));
     least = std::min(start, end);
   }
+  if (decay == Decay::one_cycle || decay == Decay::one_cycle_linear) {
+    warmup = std::max<int64_t>(warmup, 1);
+    total = std::max(total, warmup + 1);
+    options.warm_up(std::nullopt).total_steps(total).end_factor(end);
+    least = std::min(start, end);
+  }
+  options.warmup_steps(warmup);
   if (decay == Decay::constant) least = start;
   if (decay == Decay::polynomial) options.power(samples.log_uniform(0.1, 10));
   if (decay == Decay::exponential) {
@@ -270,6 +279,70 @@ TEST_CASE("a learning-rate factor is finite, in range, and independent of what w
       FAIL("case " << i << ": " << wrong << ": " << factor << " at step " << progress.step << ", " << other
                    << " at step " << elsewhere.step << ", token " << progress.tokens << ", warm-up "
                    << rate.warmup << ", total " << rate.total);
+    }
+  }
+}
+
+TEST_CASE("a chain is the part that has begun last, and warms up as long as a part does",
+          "[schedulers][rate][property]") {
+  struct Part {
+    bool by_tokens;
+    int64_t begin, warmup;
+    LearningRateSchedule schedule;
+  };
+  Samples samples(19);
+  const auto random_part = [&](bool by_tokens, int64_t begin) {
+    const int64_t warmup = by_tokens || samples.chance(0.4) ? 0 : 1 + samples.below(30);
+    LearningRateScheduleOptions options(warmup);
+    if (samples.chance(0.5)) return Part{by_tokens, begin, warmup, constant_schedule(options)};
+    if (by_tokens)
+      return Part{by_tokens, begin, warmup, warmup_cosine(options.total_tokens(1 + samples.below(50)))};
+    options.total_steps(warmup + 1 + samples.below(50));
+    return Part{by_tokens, begin, warmup, warmup == 0 ? warmup_linear(options) : one_cycle(options)};
+  };
+  for (int i = 0; i < kCases / 20; ++i) {
+    std::vector<Part> parts = {random_part(false, 0)};
+    LearningRateSchedule chain = parts[0].schedule;
+    int64_t last[] = {0, 0};  // where the latest part by steps begins, and by tokens
+    bool any_by_tokens = false;
+    for (int64_t more = samples.below(4); more > 0; --more) {
+      const bool by_tokens = samples.chance(0.2);
+      const int64_t begin = last[by_tokens] += 1 + samples.below(40);
+      any_by_tokens = any_by_tokens || by_tokens;
+      parts.push_back(random_part(by_tokens, begin));
+      chain = by_tokens ? chain.then_at_token(begin, parts.back().schedule)
+                        : chain.then(begin, parts.back().schedule);
+    }
+    const auto part_at = [&](const Progress& progress) {
+      const Part* found = &parts[0];
+      for (const Part& part : parts) {
+        if ((part.by_tokens ? progress.tokens : progress.step) >= part.begin) found = &part;
+      }
+      return found;
+    };
+    Progress progress;
+    progress.step = samples.below(180);
+    progress.tokens = samples.below(180);
+    const Part& part = *part_at(progress);
+    Progress since = progress;
+    (part.by_tokens ? since.tokens : since.step) -= part.begin;
+    bool warms_up = false;
+    for (Progress later = progress; later.step < 200; ++later.step) {
+      const Part& then = *part_at(later);
+      warms_up = warms_up || (then.warmup > 0 && later.step < then.begin + then.warmup);
+    }
+    const bool ended = chain.warmup_ended(progress);
+    const auto zero_from = chain.steps_until_zero();
+    const char* wrong = nullptr;
+    if (chain.factor(progress) != part.schedule.factor(since)) wrong = "not the part that has begun last";
+    if (ended && warms_up) wrong = "has not warmed up";
+    if (!ended && !warms_up && !any_by_tokens) wrong = "has warmed up";
+    if (chain.by_tokens() != any_by_tokens) wrong = "by tokens or not";
+    if (zero_from && progress.step >= *zero_from && chain.factor(progress) != 0)
+      wrong = "not zero at the end";
+    if (wrong != nullptr) {
+      FAIL("case " << i << ": " << wrong << ": step " << progress.step << ", token " << progress.tokens
+                   << ", " << chain.describe());
     }
   }
 }

@@ -111,6 +111,12 @@ torch::Tensor rates() {
   };
   add(warmup_cosine_restarts(Options().cycle_steps(70).end_factor(0.1)));
   add(warmup_cosine_restarts(Options().cycle_steps(30).cycle_growth(2).end_factor(0.1)));
+  add(one_cycle({250, 1000}));
+  add(one_cycle(Options(400, 1000).start_factor(0.1).end_factor(0.001), Decay::linear));
+  add(constant_schedule({100})
+          .then(300, warmup_cosine_restarts(Options().cycle_steps(70).end_factor(0.1)))
+          .then(600, warmup_exponential(Options().gamma(0.5).every(10)))
+          .then(800, one_cycle({50, 200})));
   for (const Decay decay : {Decay::linear, Decay::cosine, Decay::halving, Decay::minus_sqrt}) {
     add(warmup_stable_decay(Options(100, 900).decay_steps(300).end_factor(0.1), decay));
   }

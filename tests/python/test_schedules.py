@@ -128,18 +128,38 @@ class Stack(torch.nn.Module):
 
 
 class Rates(unittest.TestCase):
-    """torch's lr_scheduler for restarts; for stable schedules the formulas of Megatron-LM's optimizer_param_scheduler.py and of
-    modded-nanogpt."""
+    """torch's lr_scheduler for restarts, one cycle and chains; for stable schedules the formulas of Megatron-LM's
+    optimizer_param_scheduler.py and of modded-nanogpt."""
 
     @unittest.skipUnless(os.environ.get("PACER_REFERENCE"), "PACER_REFERENCE names no program")
     def test_factors_of_cpp_are_those_of_others(self):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "rates")
             subprocess.run([os.environ["PACER_REFERENCE"], "Rates", "fp64", file], check=True)
-            equal, growing, *stable = torch.load(file, weights_only=True).tolist()
-        for found, first, growth in ((equal, 70, 1), (growing, 30, 2)):
+            rows = torch.load(file, weights_only=True).tolist()
+        of_torch, stable = rows[:5], rows[5:]
+        torchs = torch.optim.lr_scheduler
+
+        def one_cycle(optimizer, steps, share, **options):
+            return torchs.OneCycleLR(optimizer, 1.0, steps, pct_start=share, cycle_momentum=False, **options)
+
+        def chain(optimizer):
+            parts = [torchs.LambdaLR(optimizer, lambda step: min((step + 1) / 100, 1)),
+                     torchs.CosineAnnealingWarmRestarts(optimizer, 70, eta_min=0.1),
+                     torchs.StepLR(optimizer, 10, 0.5),
+                     one_cycle(optimizer, 200, 0.25)]  # the last one, since it sets the rate that the others begin with
+            return torchs.SequentialLR(optimizer, parts, [300, 600, 800])
+
+        for found, make in zip(of_torch, [
+            lambda optimizer: torchs.CosineAnnealingWarmRestarts(optimizer, 70, 1, eta_min=0.1),
+            lambda optimizer: torchs.CosineAnnealingWarmRestarts(optimizer, 30, 2, eta_min=0.1),
+            lambda optimizer: one_cycle(optimizer, 1000, 0.25),
+            lambda optimizer: one_cycle(optimizer, 1000, 0.4, anneal_strategy="linear", div_factor=10, final_div_factor=100),
+            chain,
+        ], strict=True):
             optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-            scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, first, growth, eta_min=0.1)
+            scheduler = make(optimizer)
+            self.assertEqual(len(found), 1000)
             for factor in found:
                 self.assertLess(abs(factor - optimizer.param_groups[0]["lr"]), 1e-15)
                 optimizer.step()

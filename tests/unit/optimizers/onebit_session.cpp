@@ -173,6 +173,11 @@ TEMPLATE_TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm
   };
   const auto lengths = [](Session& s) { s.use(SequenceLength(SequenceLengthOptions(8, 50).ramp_steps(10))); };
   const auto rates = [](Session& s) { s.use(LearningRate(warmup_cosine({7, 100}))); };
+  const auto chain = [](Session& s) {
+    s.use(LearningRate(constant_schedule({2})
+                           .then(12, warmup_cosine({7, 100}))
+                           .then_at_token(1'000'000, constant_schedule())));
+  };
   const std::vector<Case> cases = {
       {"sequence_length", false, 10, lengths},
       {"", false, 11, lengths},
@@ -182,6 +187,9 @@ TEMPLATE_TEST_CASE("a Session refuses a freeze_step while a curriculum or a warm
       {"", true, 1, rates},
       {"", true, 7, rates},
       {"", true, 8, rates},
+      {"learning_rate", false, 10, chain},
+      {"learning_rate", false, 19, chain},
+      {"", false, 20, chain},
   };
   for (const Case& c : cases) {
     CAPTURE(c.word, c.early, c.freeze_step);

@@ -76,7 +76,24 @@ TEST_CASE("a schedule by tokens is refused before the optimizer is touched", "[s
   const LearningRateSchedule by_tokens = warmup_cosine(LearningRateScheduleOptions(4).total_tokens(1'000));
   CHECK_THROWS_AS(FactorLR(optimizer, by_tokens), InvalidArgument);
   CHECK_THROWS_WITH(FactorLR(optimizer, by_tokens), ContainsSubstring("LearningRate hook"));
+  const LearningRateSchedule chain = constant_schedule({4}).then_at_token(100, constant_schedule());
+  CHECK_THROWS_WITH(FactorLR(optimizer, chain), ContainsSubstring("nor a part that begins at a token"));
+  CHECK_THROWS_AS(FactorLR(optimizer, by_tokens.then(5, constant_schedule())), InvalidArgument);
   CHECK(rate_of(optimizer, 0) == 1);
+}
+
+TEST_CASE("a chain by steps goes on inside its parts at resume", "[schedulers][factor_lr]") {
+  const LearningRateSchedule chain = warmup_linear({2, 6}).then(4, constant_schedule({4}));
+  const double expected[] = {0.5, 1, 1, 0.75, 0.25, 0.5, 0.75, 1, 1};
+  for (int64_t from = 0; from < 9; ++from) {
+    torch::optim::SGD optimizer = two_group_sgd();
+    FactorLR scheduler(optimizer, chain);
+    scheduler.resume_at(from);
+    for (int64_t step = from; step < 9; ++step) {
+      CHECK(rate_of(optimizer, 0) == expected[step]);
+      scheduler.step();
+    }
+  }
 }
 
 TEST_CASE("a position that LibTorch cannot count to is refused and changes nothing",

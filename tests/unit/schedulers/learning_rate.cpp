@@ -262,6 +262,53 @@ TEST_CASE("a run that goes on may have another schedule in what has not begun, a
                 13) != "0.250000");
 }
 
+TEST_CASE("a chain of schedules reaches the optimizer, and goes on where it was inside a part",
+          "[session][learning_rate]") {
+  const auto chain_with = [](int64_t end_of_second, double gamma) {
+    return constant_schedule({2})
+        .then(4, warmup_linear({2, end_of_second}))
+        .then(9, warmup_exponential(LearningRateScheduleOptions().gamma(gamma)));
+  };
+  const double factors[] = {0.5, 1, 1, 1, 0.5, 1, 1, 0.75, 0.5, 1, 0.5, 0.25};
+  const TemporaryFolder folder;
+  // Goes on with the run up to that step; returns what is refused.
+  const auto run_until = [&](int64_t until, const LearningRateSchedule& schedule) {
+    SumModel model;
+    FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.5));
+    Session session(*model, optimizer);
+    session.use(LearningRate(schedule)).use(Checkpoints(CheckpointsOptions(folder.path())));
+    const std::string message = message_of<InvalidArgument>([&] { session.resume(); });
+    if (!message.empty()) return message;
+    for (int64_t q = session.progress().step; q < until; ++q) {
+      CAPTURE(until, q);
+      sum_step(session, model);
+      CHECK(lr_of_group(optimizer, 0) == 0.5 * factors[q]);
+    }
+    CHECK(session.progress().step == until);
+    session.finish();
+    return message;
+  };
+  const CapturedStderr quiet;
+  for (const int64_t until : {5, 8}) CHECK(run_until(until, chain_with(6, 0.1)) == "");
+  // Another second part, and another third, which has not begun.
+  CHECK(contains(run_until(9, chain_with(7, 0.5)), "would take step 9 at 0.5 times the base rate"));
+  CHECK(contains(run_until(9, chain_with(7, 0.5)), "; from step 4 on warmup_linear"));
+  for (const int64_t until : {10, 12}) CHECK(run_until(until, chain_with(6, 0.5)) == "");
+}
+
+TEST_CASE("a part of a chain begins at the token that it was given", "[session][learning_rate]") {
+  SumModel model;
+  FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.5));
+  Session session(*model, optimizer);
+  session.use(LearningRate(constant_schedule({2}).then_at_token(
+      20, warmup_linear(LearningRateScheduleOptions().total_tokens(16)))));
+  const double factors[] = {0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0};  // of 4 tokens each
+  for (const double factor : factors) {
+    sum_step(session, model, 4);
+    CHECK(lr_of_group(optimizer, 0) == 0.5 * factor);
+  }
+}
+
 TEST_CASE("the report has the rate of the first group", "[session][learning_rate]") {
   class Reader : public Hook {
    public:

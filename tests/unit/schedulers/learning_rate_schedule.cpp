@@ -2,6 +2,8 @@
 // they refuse. Bounds over random configurations are in tests/property/schedulers_rules.cpp.
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string>
 
 #include <pacer/core/error.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
@@ -240,6 +242,175 @@ TEST_CASE("a cosine with restarts begins again at the peak, in cycles that may g
   CHECK(factor_at(warmup_cosine_restarts(RateOptions(0).cycle_steps(2).cycle_growth(kLast)), kLast) < 1e-15);
 }
 
+TEST_CASE("one cycle goes up to the peak in its warm-up and down in all other steps", "[schedulers][rate]") {
+  const LearningRateSchedule cosine = one_cycle({5, 15});
+  CHECK(factor_at(cosine, 0) == 0.04);
+  CHECK(factor_at(cosine, 1) == close_to(0.18058874503045718));  // 0.04 + 0.96 sin^2(pi / 8)
+  CHECK(factor_at(cosine, 2) == close_to(0.52));
+  CHECK(factor_at(cosine, 4) == 1.0);
+  CHECK(factor_at(cosine, 9) == close_to(0.500002));
+  CHECK(factor_at(cosine, 13) > 0.02);
+  for (const int64_t step : {14, 15, 1'000}) CHECK(factor_at(cosine, step) == close_to(4e-6));
+
+  const LearningRateSchedule line =
+      one_cycle(RateOptions(5, 15).start_factor(0.2).end_factor(0.1), Decay::linear);
+  const double expected[] = {0.2,  0.4,  0.6,  0.8,  1.0,  0.91, 0.82, 0.73,
+                             0.64, 0.55, 0.46, 0.37, 0.28, 0.19, 0.1,  0.1};
+  for (int64_t step = 0; step < 16; ++step) CHECK(factor_at(line, step) == close_to(expected[step]));
+
+  // A warm-up of one step is the peak itself.
+  for (const Decay anneal : {Decay::cosine, Decay::linear}) {
+    const LearningRateSchedule sudden = one_cycle(RateOptions(1, 3).end_factor(0), anneal);
+    CHECK(factor_at(sudden, 0) == 1.0);
+    CHECK(factor_at(sudden, 1) == close_to(0.5));
+    CHECK(factor_at(sudden, 2) == 0.0);
+  }
+  CHECK(factor_at(one_cycle(RateOptions(3, 9).start_factor(0)), 0) == 0.0);
+
+  CHECK_FALSE(cosine.warmup_ended(rate_progress(4)));
+  CHECK(cosine.warmup_ended(rate_progress(5)));
+  CHECK(cosine.steps_until_zero() == std::nullopt);
+  CHECK(one_cycle(RateOptions(5, 15).end_factor(0.1)).steps_until_zero() == std::nullopt);
+  const LearningRateSchedule to_zero = one_cycle(RateOptions(5, 15).end_factor(0));
+  CHECK(to_zero.steps_until_zero() == 14);
+  CHECK(factor_at(to_zero, 13) > 0.0);
+  CHECK(factor_at(to_zero, 14) == 0.0);
+  CHECK(factor_at(to_zero, std::numeric_limits<int64_t>::max()) == 0.0);
+}
+
+TEST_CASE("in a chain each part begins anew where the one before it ends", "[schedulers][rate]") {
+  const LearningRateSchedule chain = warmup_linear({2, 10})
+                                         .then(6, warmup_linear(RateOptions(4, 8).start_factor(0.2)))
+                                         .then(13, warmup_exponential(RateOptions().gamma(0.5)));
+  const double expected[] = {0.5, 1,   1,   0.875, 0.75, 0.625,       // of a decay that would last to step 10
+                             0.4, 0.6, 0.8, 1.0,   1.0,  0.75,  0.5,  // the second, cut too
+                             1.0, 0.5, 0.25};
+  for (int64_t step = 0; step < 16; ++step) {
+    CAPTURE(step);
+    CHECK(factor_at(chain, step) == close_to(expected[step]));
+    CHECK(factor_at(chain, step, 1'000'000) == close_to(expected[step]));
+  }
+  CHECK_FALSE(chain.by_tokens());
+  // The schedules that it was made of are what they were.
+  const LearningRateSchedule first = constant_schedule({4}), longer = first.then(10, constant_schedule({2}));
+  CHECK(factor_at(first, 10) == 1.0);
+  CHECK(factor_at(longer, 10) == 0.5);
+  CHECK(factor_at(first.then(3, first), 3) == 0.25);
+}
+
+TEST_CASE("a part of a chain may begin at a token, and counts tokens from there", "[schedulers][rate]") {
+  const LearningRateSchedule line = warmup_linear(RateOptions().total_tokens(100).end_factor(0.5));
+  const LearningRateSchedule chain = constant_schedule({4}).then_at_token(1'000, line);
+  CHECK(chain.by_tokens());
+  CHECK(factor_at(chain, 1, 999) == 0.5);
+  CHECK(factor_at(chain, 1, 1'000) == 1.0);  // however many steps that took
+  CHECK(factor_at(chain, 1, 1'020) == close_to(0.9));
+  CHECK(factor_at(chain, 9'000, 1'100) == 0.5);
+  CHECK(factor_at(chain, 9'000, 999) == 1.0);
+  CHECK(constant_schedule().then_at_token(1, constant_schedule()).by_tokens());
+
+  // Steps and tokens in one chain: the latest part that has begun is in force.
+  const LearningRateSchedule mixed = chain.then(50, constant_schedule({2})).then_at_token(2'000, line);
+  CHECK(mixed.by_tokens());
+  CHECK(factor_at(mixed, 49, 1'020) == close_to(0.9));
+  CHECK(factor_at(mixed, 50, 1'020) == 0.5);
+  CHECK(factor_at(mixed, 50, 0) == 0.5);
+  CHECK(factor_at(mixed, 60, 2'040) == close_to(0.8));
+  CHECK(factor_at(mixed, 2, 2'040) == close_to(0.8));
+  // A decay by tokens in the first part, steps behind it.
+  const LearningRateSchedule after = line.then(7, constant_schedule({2}));
+  CHECK(after.by_tokens());
+  CHECK(factor_at(after, 6, 20) == close_to(0.9));
+  CHECK(factor_at(after, 7, 20) == 0.5);
+  CHECK(factor_at(line.then(7, warmup_exponential(RateOptions(4).gamma(0.5))), 8, 20) == 0.5);
+}
+
+TEST_CASE("a chain has warmed up where no part of it, also of those to come, warms up any more",
+          "[schedulers][rate]") {
+  constexpr int64_t kMany = std::numeric_limits<int64_t>::max() / 2;
+  const auto ended = [](const LearningRateSchedule& schedule, int64_t step, int64_t tokens = 0) {
+    return schedule.warmup_ended(rate_progress(step, tokens));
+  };
+  const LearningRateSchedule late = constant_schedule({4}).then(10, warmup_cosine({5, 20}));
+  for (const int64_t step : {0, 4, 9, 10, 14}) CHECK_FALSE(ended(late, step, kMany));
+  for (const int64_t step : {15, 40}) CHECK(ended(late, step));
+  const LearningRateSchedule early = constant_schedule({4}).then(10, warmup_cosine({0, 20}));
+  CHECK_FALSE(ended(early, 3));
+  CHECK(ended(early, 4));
+  CHECK(ended(early, 10));
+  // The second part ends before its warm-up does.
+  const LearningRateSchedule cut =
+      constant_schedule().then(10, constant_schedule({50})).then(20, constant_schedule());
+  CHECK_FALSE(ended(cut, 19));
+  CHECK(ended(cut, 20));
+  // How many steps a token takes is not known, so that the warm-up before it may still be to come.
+  const LearningRateSchedule by_token = late.then_at_token(1'000, constant_schedule());
+  for (const int64_t tokens : {int64_t{0}, kMany}) {
+    CHECK_FALSE(ended(by_token, 14, tokens));
+    CHECK(ended(by_token, 15, tokens));
+    CHECK_FALSE(ended(by_token.then(30, constant_schedule({3})), 32, tokens));
+    CHECK(ended(by_token.then(30, constant_schedule({3})), 33, tokens));
+  }
+}
+
+TEST_CASE("a chain ends at zero where its last part does", "[schedulers][rate]") {
+  const LearningRateSchedule chain = constant_schedule({4}).then(10, warmup_cosine({5, 20}));
+  CHECK(chain.steps_until_zero() == 30);
+  CHECK(factor_at(chain, 29) > 0.0);
+  CHECK(factor_at(chain, 30) == 0.0);
+  CHECK(chain.then(40, one_cycle(RateOptions(2, 7).end_factor(0))).steps_until_zero() == 46);
+  CHECK(chain.then(40, constant_schedule()).steps_until_zero() == std::nullopt);
+  CHECK(chain.then(40, warmup_linear(RateOptions(0, 5).end_factor(0.1))).steps_until_zero() == std::nullopt);
+  CHECK(chain.then_at_token(40, warmup_linear(RateOptions().total_tokens(9))).steps_until_zero() ==
+        std::nullopt);
+  CHECK(chain.then_at_token(40, constant_schedule()).then(50, warmup_linear({0, 5})).steps_until_zero() ==
+        55);
+  constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+  CHECK(constant_schedule().then(kLast, warmup_linear({0, 5})).steps_until_zero() == std::nullopt);
+  CHECK(constant_schedule().then(kLast - 5, warmup_linear({0, 5})).steps_until_zero() == kLast);
+}
+
+TEST_CASE("what a schedule says of itself tells it from all others", "[schedulers][rate]") {
+  CHECK(one_cycle({5, 15}).describe() ==
+        "one_cycle, warm-up of 5 steps from 0.04, total_steps 15, end_factor 4e-06");
+  CHECK(one_cycle(RateOptions(5, 15).start_factor(0.04).end_factor(4e-6)).describe() ==
+        one_cycle({5, 15}).describe());
+  CHECK(constant_schedule(RateOptions(3).start_factor(0).warm_up(WarmUp::linear)).describe() ==
+        constant_schedule({3}).describe());
+  CHECK(
+      constant_schedule({3}).then(7, constant_schedule()).then_at_token(9, constant_schedule()).describe() ==
+      "constant_schedule, linear warm-up of 3 steps from 0; "
+      "from step 7 on constant_schedule, linear warm-up of 0 steps from 0; "
+      "from token 9 on constant_schedule, linear warm-up of 0 steps from 0");
+  const LearningRateSchedule a = constant_schedule({3}), b = constant_schedule(), c = warmup_linear({0, 9});
+  const LearningRateSchedule different[] = {one_cycle({5, 15}),
+                                            one_cycle({5, 15}, Decay::linear),
+                                            one_cycle(RateOptions(5, 15).start_factor(0)),
+                                            one_cycle(RateOptions(5, 15).end_factor(0)),
+                                            warmup_cosine({5, 15}),
+                                            warmup_linear({5, 15}),
+                                            warmup_linear(RateOptions(5, 15).start_factor(0.04)),
+                                            warmup_linear(RateOptions(5, 15).warm_up(WarmUp::logarithmic)),
+                                            a,
+                                            b,
+                                            c,
+                                            a.then(7, b),
+                                            b.then(7, a),
+                                            a.then(8, b),
+                                            a.then(9'007'199'254'740'992, b),
+                                            a.then(9'007'199'254'740'993, b),
+                                            a.then_at_token(7, b),
+                                            a.then(7, b).then(9, c),
+                                            a.then(7, c).then(9, b),
+                                            a.then(7, b).then_at_token(9, b),
+                                            a.then_at_token(9, b).then(7, b)};
+  std::set<std::string> texts;
+  for (const LearningRateSchedule& schedule : different) {
+    INFO(schedule.describe());
+    CHECK(texts.insert(schedule.describe()).second);
+  }
+}
+
 TEST_CASE("warm-up has ended where the next step is beyond it", "[schedulers][rate]") {
   const LearningRateSchedule schedule = warmup_cosine({10, 100});
   CHECK_FALSE(schedule.warmup_ended(rate_progress(0)));
@@ -314,6 +485,78 @@ TEST_CASE("a learning-rate schedule refuses what is missing, double or without e
                     ContainsSubstring("cycle_growth"));
   CHECK_THROWS_WITH(warmup_cosine_restarts(RateOptions(1, 10).cycle_steps(5)),
                     ContainsSubstring("no use for total_steps"));
+}
+
+TEST_CASE("one cycle refuses what is missing or without effect", "[schedulers][rate]") {
+  for (const Decay bad : {Decay::constant, Decay::polynomial, Decay::minus_sqrt, Decay::one_cycle}) {
+    CHECK_THROWS_WITH(one_cycle({5, 15}, bad),
+                      ContainsSubstring("one_cycle goes up and down by Decay::cosine"));
+  }
+  CHECK_THROWS_WITH(one_cycle({0, 15}), ContainsSubstring("one_cycle needs warm-up steps"));
+  CHECK_THROWS_WITH(one_cycle({-1, 15}), ContainsSubstring("must not be negative"));
+  CHECK_THROWS_WITH(one_cycle({5}), ContainsSubstring("one_cycle needs total_steps"));
+  CHECK_THROWS_WITH(one_cycle({5, 5}, Decay::linear),
+                    ContainsSubstring("a linear one_cycle: the warm-up takes 5 steps") &&
+                        ContainsSubstring("total_steps, which counts them, is 5"));
+  CHECK_NOTHROW(one_cycle({5, 6}));
+  for (const WarmUp way : {WarmUp::linear, WarmUp::logarithmic}) {
+    CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).warm_up(way)),
+                      ContainsSubstring("one_cycle has no use for warm_up"));
+  }
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5).total_tokens(15)),
+                    ContainsSubstring("one_cycle has no use for total_tokens"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).decay_steps(3)),
+                    ContainsSubstring("no use for decay_steps"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).decay_tokens(3)),
+                    ContainsSubstring("no use for decay_tokens"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).power(2)), ContainsSubstring("no use for power"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).gamma(0.5)), ContainsSubstring("no use for gamma"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).cycle_steps(5)),
+                    ContainsSubstring("no use for cycle_steps"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).start_factor(1.1)), ContainsSubstring("start_factor"));
+  CHECK_THROWS_WITH(one_cycle(RateOptions(5, 15).end_factor(-0.1)), ContainsSubstring("end_factor"));
+}
+
+TEST_CASE("a chain refuses parts that would never begin, or whose beginning is not known",
+          "[schedulers][rate]") {
+  const LearningRateSchedule plain = constant_schedule(), steps = warmup_linear({0, 9});
+  const LearningRateSchedule tokens = warmup_linear(RateOptions().total_tokens(9));
+  for (const int64_t bad : {0, -1}) {
+    CHECK_THROWS_WITH(plain.then(bad, plain), ContainsSubstring("begins at step 1 or later, not at step"));
+    CHECK_THROWS_WITH(plain.then_at_token(bad, plain),
+                      ContainsSubstring("begins at token 1 or later, not at token"));
+  }
+  CHECK_NOTHROW(plain.then(1, plain));
+  CHECK_NOTHROW(plain.then_at_token(1, plain));
+  for (const int64_t bad : {1, 19, 20}) {
+    CHECK_THROWS_WITH(plain.then(20, plain).then(bad, plain),
+                      ContainsSubstring("does not come after step 20"));
+    CHECK_THROWS_WITH(plain.then_at_token(20, plain).then_at_token(bad, plain),
+                      ContainsSubstring("does not come after token 20"));
+    // The one before it is of the other kind.
+    CHECK_THROWS_WITH(plain.then(20, plain).then_at_token(5, plain).then(bad, plain),
+                      ContainsSubstring("does not come after step 20"));
+  }
+  CHECK_NOTHROW(plain.then(20, plain).then(21, plain));
+  CHECK_NOTHROW(plain.then(20, plain).then_at_token(5, plain).then(21, plain).then_at_token(6, plain));
+
+  const LearningRateSchedule chain = plain.then(3, steps);
+  CHECK_THROWS_WITH(plain.then(5, chain), ContainsSubstring("append its parts one after the other"));
+  CHECK_THROWS_WITH(plain.then_at_token(5, chain), ContainsSubstring("append its parts one after the other"));
+
+  CHECK_THROWS_WITH(plain.then(5, tokens), ContainsSubstring("warmup_linear has total_tokens") &&
+                                               ContainsSubstring("with then_at_token"));
+  CHECK_NOTHROW(plain.then_at_token(5, tokens));
+  for (const LearningRateSchedule& bad :
+       {steps, constant_schedule({1}), warmup_linear(RateOptions(1).total_tokens(9)), warmup_inverse_sqrt({}),
+        warmup_exponential(RateOptions().gamma(0.5)), warmup_cosine_restarts(RateOptions().cycle_steps(4)),
+        one_cycle({5, 15})}) {
+    INFO(bad.describe());
+    CHECK_THROWS_WITH(plain.then_at_token(5, bad),
+                      ContainsSubstring("has a warm-up or a decay by steps, but the step at which token 5"));
+  }
+  CHECK_THROWS_AS(factor_at(chain, -1), InvalidArgument);
+  CHECK_THROWS_AS(factor_at(chain, 4, -1), InvalidArgument);
 }
 
 }  // namespace pacer::testing

@@ -137,6 +137,22 @@ std::vector<Mistake> schedule_mistakes() {
        [] {
          constant_schedule({1, 10});
        }},
+      {"a cycle without a way up",
+       {"needs warm-up steps", "give 1 or more"},
+       [] {
+         one_cycle({0, 10});
+       }},
+      {"a cycle that goes up by another way",
+       {"no use for warm_up"},
+       [] { one_cycle(Rate(1, 10).warm_up(WarmUp::linear)); }},
+      {"a part of a chain before the one that it follows",
+       {"then: step 5", "step 7"},
+       [] { (void)constant_schedule().then(7, constant_schedule()).then(5, constant_schedule()); }},
+      {"a part of a chain that follows steps, at a token",
+       {"then_at_token", "warmup_cosine", "with then"},
+       [] {
+         (void)constant_schedule().then_at_token(5, warmup_cosine({1, 10}));
+       }},
       {"a step before the first",
        {"step -1"},
        [] {
@@ -281,7 +297,7 @@ TEST_CASE("values that cannot be are refused in a sentence: optimizers", "[mista
 TEST_CASE("values that cannot be are refused in a sentence: schedules and hooks", "[mistakes]") {
   const auto mistakes = schedule_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 46);
+  CHECK(mistakes.size() == 50);
 }
 
 TEST_CASE("values that cannot be are refused in a sentence: collectives", "[mistakes]") {
