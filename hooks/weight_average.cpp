@@ -6,12 +6,12 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/_foreach_lerp.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
 #include <pacer/core/error.h>
 #include <pacer/files/number_text.h>
+#include <pacer/hooks/detail/add_to_averages.h>
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
@@ -141,19 +141,19 @@ void WeightAverage::forward_begin(const Progress& /*progress*/) {
   if (of_parts_ != keeps_parts() && !averaged_.empty()) list_parameters();
 }
 
+// A parameter that joined has its average before anything is saved.
 void WeightAverage::after_step(StepReport& report) {
   const int64_t step = report.progress().step;
-  if (step < options_.from_step() || step % options_.every() != 0) return;
+  const bool counts = step >= options_.from_step() && step % options_.every() == 0;
+  if (!counts && updates_ == 0) return;
   const at::NoGradGuard no_grad;
   list_parameters();
-  std::vector<at::Tensor> averages, weights;
-  for (const Averaged& one : averaged_) {
-    averages.push_back(one.average);
-    const at::TensorOptions like = one.average.options();
-    const bool is_alike = one.own.options().type_equal(like) && one.own.device() == like.device();
-    weights.push_back(is_alike ? one.own.detach() : one.own.detach().to(like));
+  if (!counts) return;
+  if (updates_ > 0) {
+    std::vector<detail::AverageAndWeights> all;
+    for (const Averaged& one : averaged_) all.push_back({one.average, one.own.detach()});
+    detail::add_to_averages(all, share_of_update());
   }
-  if (updates_ > 0 && !averages.empty()) at::_foreach_lerp_(averages, weights, share_of_update());
   ++updates_;
 }
 
@@ -230,6 +230,8 @@ void WeightAverage::save(NamedTensors& state) const {
 void WeightAverage::load(const NamedTensors& state) {
   const auto updates = require_number<int64_t>(state, "updates");
   require(updates >= 0, "\"updates\" of the state to load is ", updates, ", which is no count");
+  require(updates == 0 || has_prepared_ || !averaged_.empty(), "the state to load has had ", updates,
+          " updates of an average of weights, but no average is with it");
   updates_ = updates;
 }
 
@@ -238,6 +240,10 @@ std::function<void()> WeightAverage::prepare_parameter_state(const NamedTensors&
   std::vector<Averaged> loaded;
   for (auto& [name, parameter] : detail::named_optimizer_parameters(*parts_)) {
     const auto found = state.find(name);
+    require(found != state.end() || state.empty() || !parameter.requires_grad(), "the checkpoint has no \"",
+            name, "/", kFieldOfHook, hook_name(),
+            "\", the average of a parameter that is trained here; resume with the "
+            "parameters that were trained when it was saved, and let others join then");
     if (found == state.end()) continue;
     const at::Tensor& saved = found->second;
     Averaged entry = entry_for(name, parameter, parameter);
@@ -250,6 +256,7 @@ std::function<void()> WeightAverage::prepare_parameter_state(const NamedTensors&
   require(loaded.size() == state.size(), "the checkpoint has averages of ", state.size(),
           " parameters, of which this optimizer has ", loaded.size(),
           "; resume with the model that was saved");
+  has_prepared_ = !loaded.empty();
   return [this, loaded = std::move(loaded)] { averaged_ = loaded; };
 }
 

@@ -121,8 +121,9 @@ class WeightAverage : public Hook {
   SessionParts* parts_ = nullptr;
   std::vector<Averaged> averaged_;
   int64_t updates_ = 0;
-  bool of_parts_ = false;  // averaged are this rank's parts
-  int64_t in_model_ = 0;   // how many scopes there are, one inside the other
+  bool of_parts_ = false;      // averaged are this rank's parts
+  bool has_prepared_ = false;  // there is an average to load
+  int64_t in_model_ = 0;       // how many scopes there are, one inside the other
 };
 
 }  // namespace pacer

@@ -72,7 +72,7 @@ class ShardReference : public Hook {
   void micro_step(const Progress& window, int64_t m, int rank) {
     Progress progress = window;
     progress.micro_step = m;
-    const auto [ids, targets] = small_batch((window.step * window.micro_steps + m) * world_size_ + rank);
+    const auto [ids, targets] = small_batch((window.step * parts_->micro_steps + m) * world_size_ + rank);
     MicroBatch batch;
     batch.tensors = {ids.to(parts_->device()), targets.to(parts_->device())};
     Progress begun = progress;  // micro-step 0 would say that the window was given up

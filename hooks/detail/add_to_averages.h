@@ -1,0 +1,18 @@
+// average += share (weights - average), for many tensors at once.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace pacer::detail {
+
+// Of one shape. The weights may have 16 bits where the average has 32, and may be on another device.
+struct AverageAndWeights {
+  at::Tensor average, weights;
+};
+
+// Gradients must be off. Waits for a GPU only where weights are on another device than their average.
+void add_to_averages(const std::vector<AverageAndWeights>& all, double share);
+
+}  // namespace pacer::detail
