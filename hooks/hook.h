@@ -98,7 +98,7 @@ class Hook {
   // Once, when all hooks are known, before a checkpoint is loaded. May throw as attach does.
   virtual void arrange() {}
 
-  // False while a curriculum or a learning-rate warm-up still moves.
+  // False while a curriculum, a learning-rate warm-up or another number that a freeze depends on still moves.
   virtual bool settled(const Progress& /*progress*/) const { return true; }
   // The number of steps after which this hook keeps all learning rates at 0; nothing where there is none, or
   // where it is not known.

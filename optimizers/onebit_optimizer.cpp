@@ -167,7 +167,7 @@ void OneBitOptimizer::check_run(const Communicator& world, const RunPlan& run) c
   // The step before the freeze is the last that the variance has seen.
   const std::string moves = run.unsettled(std::max<int64_t>(*onebit_->freeze_step() - 1, 0));
   require(moves.empty(), name(), ": freeze_step(", *onebit_->freeze_step(), ") comes while ", moves,
-          " still moves, and the frozen variance would be that of other data; freeze later, use "
+          " still moves, and what freezes would be that of other data or options; freeze later, use "
           "freeze_automatically, or say allow_early_freeze(true)");
 }
 

@@ -54,8 +54,9 @@ void OneBitOptimizer::consider_freeze() {
   if (inputs_.freeze_allowed || onebit_->allow_early_freeze()) return freeze();
   postpone_freeze(
       "would",
-      ", but a curriculum or the learning-rate warm-up still moves; it freezes once they have ended; set "
-      "freeze_step behind their end, or allow_early_freeze(true) to freeze all the same");
+      ", but a curriculum, the learning-rate warm-up or an option that it depends on still moves; it freezes "
+      "once they have ended; set freeze_step behind their end, or allow_early_freeze(true) to freeze all the "
+      "same");
 }
 
 void OneBitOptimizer::postpone_freeze(const char* may, const char* why) {

@@ -33,7 +33,7 @@ struct StepInputs {
   double local_weight = 1;
   // Looks at the gradients first; null: no norm, no clipping, gradients are those of the loss itself.
   std::shared_ptr<GradientGuard> guard;
-  // False while a curriculum or a learning-rate warm-up still moves.
+  // False while a curriculum, a learning-rate warm-up or another number that a freeze depends on still moves.
   bool freeze_allowed = true;
   // The device alone counts applied steps, so that enqueue() can be replayed.
   bool replayable = false;

@@ -128,6 +128,13 @@ bool LearningRateSchedule::warmup_ended(const Progress& progress) const {
   return warmup_steps == 0 && former_->schedule.warmup_ended(progress);
 }
 
+bool LearningRateSchedule::has_ended(const Progress& progress) const {
+  const bool stays_at_one =
+      decay_ == Decay::constant || (decay_ == Decay::exponential && *options_.gamma() == 1);
+  if (!warmup_ended(progress)) return false;
+  return stays_at_one || (has_an_end(decay_) && decayed_share(progress) == 1);
+}
+
 double LearningRateSchedule::factor(const Progress& progress) const {
   require(progress.step >= 0 && progress.tokens >= 0, "a learning-rate schedule was asked for step ",
           progress.step, " and token ", progress.tokens, "; both count from 0");

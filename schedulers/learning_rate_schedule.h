@@ -100,6 +100,10 @@ class LearningRateSchedule {
   // the step alone: a part that ends at a token may have all of its warm-up still to come.
   bool warmup_ended(const Progress& progress) const;
 
+  // Whether the factor stays what it is for the step that comes next. It never does in restarts and in decays
+  // without an end.
+  bool has_ended(const Progress& progress) const;
+
   // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
   std::optional<int64_t> steps_until_zero() const;
 

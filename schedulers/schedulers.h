@@ -1,4 +1,4 @@
-// Everything of schedulers: how learning rate, sequence length and depth change over a training.
+// Everything of schedulers: how learning rate, other numbers, sequence length and depth change over a training.
 #pragma once
 
 #include <pacer/schedulers/factor_lr.h>
@@ -9,3 +9,4 @@
 #include <pacer/schedulers/learning_rate_schedule.h>
 #include <pacer/schedulers/length_schedule.h>
 #include <pacer/schedulers/sequence_length.h>
+#include <pacer/schedulers/vary.h>

@@ -33,6 +33,7 @@ const std::vector<Part> kHooks = {
     {"WeightAverage", "optimize", "an average of the weights, which evaluation sees"},
     {"CudaGraph", "optimize", "the optimizer's kernels replayed by one call"},
     {"LearningRate", "schedule", "sets the rate from a schedule"},
+    {"Vary", "schedule", "weight decay, momentum, a beta or any other number follows a schedule"},
     {"Validation", "validate", "measures the model now and then"},
     {"EarlyStopping", "decide", "asks for the end where validation no longer improves"},
     {"SaveBest", "decide", "keeps the weights of the best model so far"},

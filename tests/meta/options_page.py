@@ -33,7 +33,7 @@ CARDS = {
     "fused-adam.md": {"FusedAdamWOptions"},
     "own-optimizer.md": {"OwnRuleOptions"},
     "session.md": {"GradientAccumulationOptions", "GradientClippingOptions", "LearningRateScheduleOptions", "LossScaleRule",
-                   "ResumeOptions"},
+                   "ResumeOptions", "VaryOptions"},
     "validation.md": {"EarlyStoppingOptions"},
     "checkpoints.md": {"LoadWeightsOptions"},
     "pipeline.md": {"PipelineCosts", "PipelineSchedule"},

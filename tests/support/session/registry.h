@@ -244,6 +244,13 @@ inline std::vector<RegisteredHook> all_hooks() {
        [](Session& s, SmallModel&, EpochSampler&) {
          s.use(LearningRate(warmup_cosine({3, 20})));
        }},
+      // A number of the optimizer's, and one of the model's, which no checkpoint holds.
+      {"vary", "vary", false,
+       [](Session& s, SmallModel& m, EpochSampler&) {
+         s.use(Vary(VaryOptions("weight_decay").at_one(0.3).at_zero(0.05), warmup_cosine({3, 12})));
+         s.use(Vary(VaryOptions("logit_scale").at_one(1).at_zero(0.5), warmup_linear({0, 8}),
+                    [model = m.ptr()](double scale) { model->logit_scale = scale; }));
+       }},
       {"sampler", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }},
       // What decides by the value is used with it. The loss falls, so the best is that of the first step: a
       // state that was lost shows.

@@ -57,7 +57,7 @@ struct SmallModelImpl : torch::nn::Module {
       const auto block = [&](const Tensor& h) { return stack->run(i, residual, h); };
       x = layer_drop ? layer_drop->gate(static_cast<int64_t>(i), x, block) : block(x);
     }
-    return head(x);
+    return logit_scale == 1 ? head(x) : head(x) * logit_scale;
   }
   Tensor loss(const Tensor& ids, const Tensor& targets) {
     return torch::nn::functional::cross_entropy(forward(ids).flatten(0, 1), targets.flatten());
@@ -66,6 +66,7 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Embedding tokens, positions;
   torch::nn::Dropout drop;
   torch::nn::Linear head;
+  double logit_scale = 1;  // a number that is in no checkpoint
   LayerDrop layer_drop;
   Blocks stack;
   std::vector<modules::Linear> blocks;            // of the stack, or

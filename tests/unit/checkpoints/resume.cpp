@@ -177,9 +177,11 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
           INFO(optimizer.name << ", " << part.name << ", " << item.first);
           // The first says which fields there are, and these are all there; the second is told of.
           if (may_be_missing(item.first)) continue;
-          // With the LearningRate hook the rate is a function of progress; without it, it must be loaded.
-          const bool is_rate = item.first.compare(0, 6, "group/") == 0 && contains(item.first, "/lr");
-          if (with_hooks ? is_rate : !is_rate && !wants_long_tests()) continue;
+          // With LearningRate the rate is a function of progress, and with Vary weight decay is; without, both must
+          // be loaded.
+          const bool is_set = item.first.compare(0, 6, "group/") == 0 &&
+                              (contains(item.first, "/lr") || contains(item.first, "/weight_decay"));
+          if (with_hooks ? is_set : !is_set && !wants_long_tests()) continue;
           detail::TrainingState damaged = saved;
           (damaged.*part.tensors)[item.first] = altered(item.second);
           const detail::TrainingState before = target.state();

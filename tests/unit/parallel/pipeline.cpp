@@ -65,6 +65,16 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
        [](Session& s, LanguageModel&) {
          s.use(LearningRate(warmup_cosine({2, 10})));
        }},
+      {"numbers that move",
+       [](Session& s, LanguageModel& m) {
+         s.use(Vary(VaryOptions("weight_decay").at_one(0.5).at_zero(0.1), warmup_linear({1, 4})));
+         s.use(Vary(VaryOptions("epsilon").at_one(1e-5).at_zero(0.5), warmup_linear({1, 4}),
+                    [model = m.ptr()](double epsilon) {
+                      for (const auto& module : model->modules()) {
+                        if (auto* norm = module->as<torch::nn::LayerNorm>()) norm->options.eps(epsilon);
+                      }
+                    }));
+       }},
       {"validation",
        [](Session& s, LanguageModel&) { s.use(Validation(ValidationOptions(1), [] { return 1.0; })); }},
   };

@@ -30,6 +30,14 @@ Use lengths(const SequenceLengthOptions& options) {
 Use rate(const LearningRateSchedule& schedule) {
   return [=](Session& s) { s.use(LearningRate(schedule)); };
 }
+Use number(const VaryOptions& options, const LearningRateSchedule& schedule) {
+  return [=](Session& s) { s.use(Vary(options, schedule)); };
+}
+Use called(double at_one) {
+  return [=](Session& s) {
+    s.use(Vary(VaryOptions("p").at_one(at_one).at_zero(0), constant_schedule(), [](double) {}));
+  };
+}
 Use function(int64_t boundary) {
   return lengths(LengthSchedule(1, 4).difficulty_step(1).custom(
       [=](int64_t step) { return step < boundary ? int64_t{1} : int64_t{4}; }));
@@ -66,6 +74,15 @@ std::vector<Options> differing_options(const std::string& folder) {
        rate(warmup_linear(LearningRateScheduleOptions(1, 10).end_factor(0.1))),
        rate(warmup_linear(LearningRateScheduleOptions(1, 10).end_factor(0.1000000001))),
        {"end_factor 0.1"}},
+      {"ends of a number",
+       number(VaryOptions("beta1").at_one(0.9).at_zero(0.8), constant_schedule()),
+       number(VaryOptions("beta1").at_one(0.9).at_zero(0.8 + 1e-12), constant_schedule()),
+       {"beta1, 0.9 at 1, 0.8 at 0 of", "0.800000000001 at 0 of"}},
+      {"schedules of a number",
+       number(VaryOptions("beta1").at_one(0.9).at_zero(0.8), constant_schedule({7})),
+       number(VaryOptions("beta1").at_one(0.9).at_zero(0.8), constant_schedule({8})),
+       {"warm-up of 7 steps", "warm-up of 8 steps"}},
+      {"numbers of a function", called(0.5), called(0.25), {"p, given to a function, 0.5 at 1", "0.25 at 1"}},
       {"steps between checkpoints", saves(5, 3), saves(6, 3), {"every 5 steps", "every 6 steps"}},
       {"checkpoints that stay", saves(5, 3), saves(5, 2), {"newest 3 kept", "newest 2 kept"}},
   };

@@ -419,6 +419,32 @@ TEST_CASE("warm-up has ended where the next step is beyond it", "[schedulers][ra
   CHECK(constant_schedule().warmup_ended(rate_progress(0)));
 }
 
+TEST_CASE("a schedule has ended where its factor no longer changes", "[schedulers][rate]") {
+  const auto first_after_end = [](const LearningRateSchedule& schedule) {
+    int64_t step = 0;
+    while (step < 100 && !schedule.has_ended(rate_progress(step))) ++step;
+    for (int64_t later = step; later < 100; ++later) CHECK(schedule.has_ended(rate_progress(later)));
+    for (int64_t later = step; later < 100; ++later)
+      CHECK(factor_at(schedule, later) == factor_at(schedule, step));
+    return step;
+  };
+  CHECK(first_after_end(constant_schedule()) == 0);
+  CHECK(first_after_end(constant_schedule({7})) == 7);
+  CHECK(first_after_end(warmup_cosine({3, 20})) == 20);
+  CHECK(first_after_end(warmup_linear(RateOptions(3, 20).end_factor(0.5))) == 20);
+  CHECK(first_after_end(warmup_stable_decay(RateOptions(3, 20).decay_steps(4))) == 20);
+  CHECK(first_after_end(warmup_linear({20, 20})) == 20);
+  CHECK(first_after_end(warmup_exponential(RateOptions(2).gamma(1))) == 2);
+  // These go on for ever.
+  CHECK(first_after_end(warmup_exponential(RateOptions(2).gamma(0.5))) == 100);
+  CHECK(first_after_end(warmup_inverse_sqrt({4})) == 100);
+  CHECK(first_after_end(warmup_cosine_restarts(RateOptions(4).cycle_steps(5))) == 100);
+  const LearningRateSchedule by_tokens = warmup_linear(RateOptions(4).total_tokens(1'000));
+  CHECK_FALSE(by_tokens.has_ended(rate_progress(50, 999)));
+  CHECK_FALSE(by_tokens.has_ended(rate_progress(3, 1'000)));
+  CHECK(by_tokens.has_ended(rate_progress(4, 1'000)));
+}
+
 TEST_CASE("a learning-rate schedule refuses what is out of range", "[schedulers][rate]") {
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
