@@ -22,7 +22,13 @@ struct PhiloxKey {
 };
 
 // What a draw is for: the part of the counter that keeps two uses of one seed apart.
-enum class RandomStream : uint32_t { layer_drop = 0, stochastic_rounding = 1, epoch_order = 2, dropout = 3 };
+enum class RandomStream : uint32_t {
+  layer_drop = 0,
+  stochastic_rounding = 1,
+  epoch_order = 2,
+  dropout = 3,
+  row_drop = 4
+};
 
 // Ten rounds: 128 random bits for this key and counter.
 PACER_HOST_DEVICE PhiloxCounter philox4x32_10(PhiloxKey key, PhiloxCounter counter) {

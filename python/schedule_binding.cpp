@@ -74,8 +74,10 @@ std::tuple<bool, double> layer_drop_gate(double theta_bar, double gamma, int64_t
                                          int64_t layers, int64_t step, int64_t micro_step) {
   const LayerDropOptions options =
       LayerDropOptions().theta_bar(theta_bar).gamma(gamma).seed(static_cast<uint64_t>(seed));
-  return {keeps_layer(options, layer, layers, step, micro_step),
-          keep_probability(options, layer, layers, step)};
+  Progress progress;
+  progress.step = step;
+  progress.micro_step = micro_step;
+  return {keeps_layer(options, layer, layers, progress), keep_probability(options, layer, layers, progress)};
 }
 
 }  // namespace

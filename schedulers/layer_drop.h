@@ -1,6 +1,8 @@
 // Progressive layer dropping (Zhang & He, arXiv:2010.13369): a block of a residual stack runs with a
 // probability that falls over training and with depth, and is the identity otherwise. Training gets cheaper;
-// the expected output stays that of the whole stack.
+// the expected output stays that of the whole stack. With per_sample it is stochastic depth by row (Huang et
+// al., arXiv:1603.09382), the drop path of vision models: every block runs, and each row of its input, which
+// is an index of the first dimension, keeps or drops what the block adds.
 //
 //   struct GptImpl : torch::nn::Module {
 //     GptImpl(...) {
@@ -64,20 +66,22 @@ class LayerDropImpl : public torch::nn::Module {
   void refresh_parameters();
 
   // x + (block(x) - x) / p if layer `i` (0 <= i < number of layers) is kept in this micro-step, x if it is
-  // dropped, block(x) where p is 1 or in eval(). The draw is the same each time the micro-step asks, so a
-  // block that is recomputed in backward sees its own decision again.
+  // dropped, block(x) where p is 1 or in eval(). With per_sample the block runs, and this holds for each row;
+  // the result has x's dtype, and nothing waits for a GPU. The draw is the same each time the micro-step asks,
+  // so a block that is recomputed in backward sees its own decision again.
   template <class Block>
   at::Tensor gate(int64_t i, const at::Tensor& x, Block&& block) const {
     const Decision decision = decide(i);
     if (!decision.keep) return x;
-    return mixed(x, std::forward<Block>(block)(x), decision.probability);
+    return mixed(decision, x, std::forward<Block>(block)(x));
   }
 
-  // The same for a block with several tensors: result k is gated with argument k. `results`: how many there
-  // are; 0 for as many as there are arguments.
+  // The same for a block with several tensors: result k is gated with argument k. With per_sample the same
+  // rows of all of them are dropped, of integers, too. `results`: how many there are; 0 for as many as there
+  // are arguments.
   Tensors gate_tensors(int64_t i, size_t results, const Tensors& x, const TensorFunction& block) const;
 
-  // Whether layer `i` runs in this micro-step; true in eval().
+  // Whether layer `i` runs in this micro-step; true in eval() and with per_sample.
   bool keeps(int64_t i) const { return decide(i).keep; }
 
   int64_t layers() const { return static_cast<int64_t>(parameters_of_.size()); }
@@ -86,10 +90,15 @@ class LayerDropImpl : public torch::nn::Module {
   // The micro-step that gates decide for. A Session does this; a loop without one calls it before forward.
   // A region that is recomputed in backward (pacer/modules/recompute.h) sees the one of its forward.
   void set_progress(const Progress& progress) { progress_ = progress; }
+  // With per_sample: the rank whose rows these gates see, so that ranks draw apart. A Session sets it to the
+  // rank among those that have the same layers; a loop without one on several ranks calls it once.
+  void set_rank(int64_t rank) { rank_ = rank; }
 
-  // Parameters all of whose layers are dropped in all micro-steps from window.micro_step to the window's end.
+  // Parameters all of whose layers are dropped in all micro-steps from window.micro_step to the window's end;
+  // none with per_sample.
   std::vector<at::Tensor> dropped_parameters(const Progress& window) const;
-  // Layers kept in the window, as a mean over its micro-steps.
+  // Layers kept in the window, as a mean over its micro-steps. With per_sample it is how many a row is
+  // expected to keep, which is the same on all ranks.
   double kept_layers(const Progress& window) const;
 
   // The blocks that it was made for; empty where gates are the model's.
@@ -104,14 +113,19 @@ class LayerDropImpl : public torch::nn::Module {
   struct Decision {
     bool keep;
     double probability;
+    int64_t layer = 0;
+    Progress progress = {};
   };
   Decision decide(int64_t i) const;
   void count_users();
-  static at::Tensor mixed(const at::Tensor& x, const at::Tensor& y, double probability);
+  at::Tensor mixed(const Decision& decision, const at::Tensor& x, const at::Tensor& y) const;
+  at::Tensor mixed_rows(const Decision& decision, const at::Tensor& x, const at::Tensor& y) const;
+  at::Tensor kept_rows(const Decision& decision, const at::Tensor& x, at::ScalarType dtype) const;
 
   LayerDropOptions options_;
   Blocks blocks_ = nullptr;
   Progress progress_;
+  int64_t rank_ = 0;
   bool in_use_ = false;
   mutable int64_t decisions_ = 0;                               // how often gates were asked in training
   std::vector<std::weak_ptr<const torch::nn::Module>> layers_;  // none where nobody shares it

@@ -211,6 +211,13 @@ std::vector<OptionGroup> option_groups(Settings* s, const std::vector<std::strin
               "how often the deepest layer is kept in the end (default 0.5)"},
              {"layer-drop-gamma", number("RATE", &s->layer_drop_gamma, 0, 1e6),
               "how fast that is reached, per step; 0 makes it 100 / steps (default 0)"},
+             {"layer-drop-depth",
+              choice(&s->layer_drop_depth, {"linear", "from-zero", "uniform", "exponential"}),
+              "which layers are dropped more: all alike with uniform, else deeper ones (default linear)"},
+             {"layer-drop-time", choice(&s->layer_drop_time, {"rising", "constant", "falling", "up-down"}),
+              "rising drops more and more, by layer-drop-gamma; constant does throughout; falling ends with "
+              "the whole model when the budget is spent; up-down rises over half of the steps and falls over "
+              "the others (default rising)"},
              {"onebit-freeze", number("SHARE", &s->onebit_freeze, 0, 1, /*least_allowed=*/false),
               "share of the steps after which 1-bit Adam freezes its variance and compresses (default 0.2)"},
              {"onebit-refresh", count("N", &s->onebit_refresh, 1, 1000000000),

@@ -132,6 +132,9 @@ void check_settings(const Settings& settings) {
                      settings.processes % settings.ranks_per_node == 0,
                  settings.processes, " processes cannot be nodes of ", settings.ranks_per_node,
                  " each; choose processes or ranks-per-node so that they can");
+  pacer::require(settings.layer_drop_gamma == 0.0 || settings.layer_drop_time == "rising",
+                 "layer-drop-gamma is how fast a rising drop rises, but layer-drop-time is ",
+                 settings.layer_drop_time, "; leave one of them out");
   pacer::require(settings.curriculum_start <= settings.sequence, "the curriculum cannot start at ",
                  settings.curriculum_start, " bytes: sequences have ", settings.sequence,
                  "; lower curriculum-start");

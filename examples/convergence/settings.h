@@ -39,13 +39,16 @@ struct Settings {
   double decay_share = 0.2;       // of the budget, over which a stable rate falls in the end
   double average_decay = 0.999;   // of the average of weights, per step
   double layer_drop_theta = 0.5;  // share of layers that the deepest one keeps in the end
-  double layer_drop_gamma = 0.0;  // per step; 0: 100 / steps()
+  double layer_drop_gamma = 0.0;  // per step, where time is rising; 0: 100 / steps()
   double onebit_freeze = 0.2;     // share of the steps after which 1-bit Adam compresses
   int64_t onebit_refresh = 32;    // steps between refreshes of its variance
   int64_t onebit_bucket = 0;      // bytes of momentum that travel at once, 4 an element; 0: all
   double onebit_floor = 0.01;     // under its variance, in shares of a tensor's mean
   double lamb_max_coeff = 0.3;    // the largest trust ratio of LAMB
   double lamb_max_factor = 1;     // and the largest factor of 1-bit LAMB
+  // The shapes of layer dropping: linear, from-zero, uniform or exponential; rising, constant, falling or
+  // up-down.
+  std::string layer_drop_depth = "linear", layer_drop_time = "rising";
 
   // Fine-tuning.
   std::string fine_tune_data;    // file or folder; empty: LibTorch's scripts of CMake

@@ -28,6 +28,26 @@ class GateBlocks : public BlockWrapper {
   LayerDrop gates_;
 };
 
+std::string depth_text(const LayerDropOptions& options) {
+  if (options.last_layers()) return concatenate("last_layers ", *options.last_layers());
+  if (options.shares()) {
+    std::string text = "shares";
+    for (const double share : *options.shares()) text += ' ' + exact_text(share);
+    return text;
+  }
+  switch (options.depth().value_or(DropDepth::linear)) {
+    case DropDepth::linear:
+      return "depth linear";
+    case DropDepth::from_zero:
+      return "depth from_zero";
+    case DropDepth::uniform:
+      return "depth uniform";
+    case DropDepth::exponential:
+      return "depth exponential";
+  }
+  return {};  // not reached: LayerDrop refuses other values
+}
+
 }  // namespace
 
 LayerDropHook::~LayerDropHook() {
@@ -41,6 +61,7 @@ void LayerDropHook::attach(SessionParts& parts) {
   require(!gates_->is_in_use(), "this LayerDrop is in use by another Session; use one LayerDrop per model");
   require(gates_->layers() > 0,
           "this LayerDrop has no layers; call layer_drop->add(*block) for each block of the model");
+  depth_share(gates_->options(), 0, gates_->layers());  // which refuses options for other layers
   const Blocks& blocks = gates_->blocks();
   if (blocks) {
     require_in_model(parts.model(), *blocks, "LayerDrop");
@@ -60,9 +81,21 @@ void LayerDropHook::attach(SessionParts& parts) {
 
 std::string LayerDropHook::agreement() const {
   const LayerDropOptions& options = gates_->options();
-  return concatenate(gates_->layers(), " layers, theta_bar ", exact_text(options.theta_bar()), ", gamma ",
-                     exact_text(options.gamma()), ", seed ", options.seed());
+  const auto& schedule = options.schedule();
+  const std::string text =
+      concatenate(gates_->layers(), " layers, theta_bar ", exact_text(options.theta_bar()),
+                  schedule ? ", schedule " + schedule->describe()
+                           : ", gamma " + exact_text(options.gamma().value_or(1e-3)));
+  return concatenate(text, ", ", depth_text(options), options.per_sample() ? ", by sample" : "", ", seed ",
+                     options.seed());
 }
+
+bool LayerDropHook::settled(const Progress& progress) const {
+  const auto& schedule = gates_->options().schedule();
+  return !schedule || schedule->warmup_ended(progress);
+}
+
+void LayerDropHook::start(const Progress& /*progress*/) { gates_->set_rank(parts_->data_ranks().rank()); }
 
 std::vector<at::Tensor> LayerDropHook::unused(const Progress& window) const {
   return gates_->is_active() ? gates_->dropped_parameters(window) : std::vector<at::Tensor>();
@@ -75,10 +108,15 @@ void LayerDropHook::gradients_ready(const Progress& window) {
       "write ",
       gates_->blocks() ? "x = blocks->run(i, &BlockImpl::forward, x)" : "x = layer_drop->gate(i, x, block)",
       " for each block");
-  kept_layers_ = gates_->is_active() ? gates_->kept_layers(window) : static_cast<double>(gates_->layers());
+  const bool active = gates_->is_active();
+  kept_layers_ = active ? gates_->kept_layers(window) : static_cast<double>(gates_->layers());
+  theta_ = active ? layer_drop_theta(gates_->options(), window) : 1;
 }
 
-void LayerDropHook::after_step(StepReport& report) { report.add("kept_layers", kept_layers_); }
+void LayerDropHook::after_step(StepReport& report) {
+  report.add("kept_layers", kept_layers_);
+  report.add("theta", theta_);
+}
 
 }  // namespace detail
 }  // namespace pacer

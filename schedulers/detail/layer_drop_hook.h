@@ -18,7 +18,10 @@ class LayerDropHook : public Hook {
   Slot slot() const override { return Slot::forward; }
   void attach(SessionParts& parts) override;
   void arrange() override { gates_->refresh_parameters(); }
+  // Until the warm-up of a schedule is over; theta that follows gamma counts as settled.
+  bool settled(const Progress& progress) const override;
   std::string agreement() const override;
+  void start(const Progress& progress) override;
   std::vector<at::Tensor> unused(const Progress& window) const override;
   void forward_begin(const Progress& progress) override { gates_->set_progress(progress); }
   bool acts_in_forward() const override { return true; }
@@ -28,7 +31,7 @@ class LayerDropHook : public Hook {
  private:
   LayerDrop gates_;
   const SessionParts* parts_ = nullptr;  // once attached
-  double kept_layers_ = 0;
+  double kept_layers_ = 0, theta_ = 1;   // of the step
 };
 
 }  // namespace pacer::detail

@@ -35,6 +35,7 @@ std::vector<std::vector<RegisteredHook>> hook_sets() {
           hooks_named({"learning rate"}),
           hooks_named({"clipping", "learning rate", "accumulation"}),
           hooks_named({"bf16", "layer drop", "curriculum", "clipping", "sampler"}),
+          hooks_named({"bf16", "layer drop by sample", "recompute", "accumulation"}),
           hooks_named({"fp8", "layer drop", "recompute", "curriculum by reshape", "accumulation"}),
           hooks_named(
               {"fp16", "accumulation by tokens", "layer drop", "curriculum by reshape", "learning rate"})};

@@ -12,6 +12,7 @@
 
 #include "support/catch.h"
 #include "support/samples.h"
+#include "support/schedulers/gate_progress.h"
 
 namespace pacer::testing {
 namespace {
@@ -131,9 +132,9 @@ TEST_CASE("layers are kept as often as their probability says", "[schedulers][la
   for (int i = 0; i < kCases; ++i) {
     const LayerDropOptions options = LayerDropOptions().seed(samples.bits());
     const int64_t layer = samples.below(kLayers), step = samples.below(kStages * kStageSteps);
-    const double p = keep_probability(options, layer, kLayers, step);
+    const double p = keep_probability(options, layer, kLayers, gate_progress(step));
     Bucket& bucket = buckets[static_cast<size_t>(step / kStageSteps * kLayers + layer)];
-    bucket.kept += keeps_layer(options, layer, kLayers, step, samples.below(1 << 24));
+    bucket.kept += keeps_layer(options, layer, kLayers, gate_progress(step, samples.below(1 << 24)));
     bucket.expected += p;
     bucket.variance += p * (1 - p);
   }
@@ -174,7 +175,8 @@ TEST_CASE("a gate does not depend on the order in which gates are asked",
   constexpr int64_t kLayers = 8, kSteps = 2'000, kMicroSteps = 3;
   const LayerDropOptions options = LayerDropOptions().gamma(0.01).seed(13);
   const auto gate = [&](int64_t i) {
-    return keeps_layer(options, i % kLayers, kLayers, i / kLayers / kMicroSteps, i / kLayers % kMicroSteps);
+    return keeps_layer(options, i % kLayers, kLayers,
+                       gate_progress(i / kLayers / kMicroSteps, i / kLayers % kMicroSteps));
   };
   std::vector<int64_t> order(kLayers * kSteps * kMicroSteps);
   std::iota(order.begin(), order.end(), 0);
@@ -195,13 +197,43 @@ TEST_CASE("theta falls from 1 and never below theta_bar, probabilities with it a
         LayerDropOptions().theta_bar(1 - samples.uniform()).gamma(samples.log_uniform(1e-9, 10));
     const int64_t step = count_up_to_bits(samples, 40), layers = 2 + samples.below(100);
     const int64_t layer = samples.below(layers - 1);
-    const double theta = layer_drop_theta(options, step), earlier = layer_drop_theta(options, step - 1);
-    const double p = keep_probability(options, layer, layers, step);
+    const Progress now = gate_progress(step), before = gate_progress(step - 1);
+    const double theta = layer_drop_theta(options, now), earlier = layer_drop_theta(options, before);
+    const double p = keep_probability(options, layer, layers, now);
     const bool right = theta >= options.theta_bar() && theta <= earlier && earlier <= 1 && p >= 0 && p <= 1 &&
-                       p <= keep_probability(options, layer, layers, step - 1) &&
-                       p >= keep_probability(options, layer + 1, layers, step) &&
-                       keep_probability(options, layers - 1, layers, step) >= theta - 1e-15;
+                       p <= keep_probability(options, layer, layers, before) &&
+                       p >= keep_probability(options, layer + 1, layers, now) &&
+                       keep_probability(options, layers - 1, layers, now) >= theta - 1e-15;
     if (!right) FAIL("case " << i << ": theta " << theta << ", p " << p << " at step " << step);
+  }
+}
+
+TEST_CASE("shares of depth rise from the first layer to 1, and probabilities are those of theta and share",
+          "[schedulers][layer_drop][property]") {
+  Samples samples(19);
+  for (int i = 0; i < kCases; ++i) {
+    const auto depth = static_cast<DropDepth>(samples.below(4));
+    LayerDropOptions options = LayerDropOptions().theta_bar(1 - samples.uniform());
+    const int64_t layers = 1 + samples.below(100), layer = samples.below(layers);
+    const int64_t last = 1 + samples.below(layers), total = 1 + samples.below(1'000);
+    const bool by_depth = samples.chance(0.7);
+    if (by_depth) {
+      options.depth(depth);
+    } else {
+      options.last_layers(last);
+    }
+    options.schedule(warmup_linear({samples.below(total + 1), total}));
+    const Progress now = gate_progress(samples.below(1'200));
+    const double share = depth_share(options, layer, layers), theta = layer_drop_theta(options, now);
+    const double p = keep_probability(options, layer, layers, now);
+    const double deepest = depth_share(options, layers - 1, layers);
+    const bool ends_at_one =
+        layers > 1 || !by_depth || depth == DropDepth::linear || depth == DropDepth::uniform;
+    const bool right = share >= 0 && share <= 1 && (!ends_at_one || deepest == 1) &&
+                       (layer == 0 || share >= depth_share(options, layer - 1, layers)) &&
+                       theta >= options.theta_bar() - 1e-15 && theta <= 1 && p >= 0 && p <= 1 &&
+                       std::abs((1 - p) - share * (1 - theta)) < 1e-15;
+    if (!right) FAIL("case " << i << ": share " << share << ", theta " << theta << ", p " << p);
   }
 }
 

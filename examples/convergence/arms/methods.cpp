@@ -8,6 +8,7 @@
 #include <pacer/parallel/data_parallel.h>
 #include <pacer/parallel/shards.h>
 #include <pacer/schedulers/layer_drop.h>
+#include <pacer/schedulers/learning_rate_schedule.h>
 #include <pacer/schedulers/sequence_length.h>
 
 #include "arms.h"
@@ -15,6 +16,33 @@
 #include "teaching.h"
 
 namespace convergence {
+namespace {
+
+pacer::DropDepth drop_depth(const std::string& name) {
+  if (name == "from-zero") return pacer::DropDepth::from_zero;
+  if (name == "uniform") return pacer::DropDepth::uniform;
+  if (name == "exponential") return pacer::DropDepth::exponential;
+  return pacer::DropDepth::linear;
+}
+
+pacer::LayerDropOptions layer_drop_options(const Settings& settings, uint64_t seed) {
+  const auto options = pacer::LayerDropOptions()
+                           .theta_bar(settings.layer_drop_theta)
+                           .depth(drop_depth(settings.layer_drop_depth))
+                           .seed(seed);
+  const std::string& time = settings.layer_drop_time;
+  const auto follows = [&](const pacer::LearningRateSchedule& schedule) {
+    return pacer::LayerDropOptions(options).schedule(schedule);
+  };
+  if (time == "constant") return follows(pacer::constant_schedule());
+  if (time == "falling") {
+    return follows(pacer::warmup_linear(pacer::LearningRateScheduleOptions().total_tokens(settings.tokens)));
+  }
+  if (time == "up-down") return follows(pacer::warmup_linear({settings.steps() / 2, settings.steps()}));
+  return pacer::LayerDropOptions(options).gamma(settings.gamma());
+}
+
+}  // namespace
 
 void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& blocks, uint64_t seed,
                  pacer::Session* session) {
@@ -33,9 +61,7 @@ void add_methods(const Arm& arm, const Settings& settings, const pacer::Blocks& 
         pacer::BatchSchedule(1).table({{settings.tokens / 4, 2}, {settings.tokens / 2, 4}}).by_tokens()));
   }
   if (arm.has(Method::layer_drop)) {
-    session->use(pacer::LayerDrop(
-        blocks,
-        pacer::LayerDropOptions().theta_bar(settings.layer_drop_theta).gamma(settings.gamma()).seed(seed)));
+    session->use(pacer::LayerDrop(blocks, layer_drop_options(settings, seed)));
   }
   if (arm.has(Method::recompute)) session->use(pacer::Recompute(blocks));
   if (arm.has(Method::shards)) session->use(pacer::Shards());

@@ -2,6 +2,7 @@
 // anybody writes a test for it. Add it to all_optimizers() or all_hooks().
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -232,6 +233,10 @@ inline std::vector<RegisteredHook> all_hooks() {
        }},
       {"layer drop", "layer drop", false,
        [](Session& s, SmallModel& m, EpochSampler&) { s.use(m->layer_drop); }, true},
+      {"layer drop by sample", "layer drop", false,
+       [](Session& s, SmallModel& m, EpochSampler&) {
+         s.use(LayerDrop(m->stack, early_drops().per_sample(true)));
+       }},
       {"recompute", "recompute", false,
        [](Session& s, SmallModel& m, EpochSampler&) { s.use(Recompute(m->stack)); }},
       // No hook, but another model.
@@ -304,6 +309,13 @@ inline std::vector<std::vector<RegisteredHook>> hooks_and_pairs() {
     }
   }
   return chosen;
+}
+// Whether a rank does with them what one process does not that takes the shards of all ranks: it has a part of
+// the sampler's data, or drops rows of its own.
+inline bool differ_by_rank(const std::vector<RegisteredHook>& hooks) {
+  return std::any_of(hooks.begin(), hooks.end(), [](const RegisteredHook& hook) {
+    return hook.kind == "sampler" || hook.name == "layer drop by sample";
+  });
 }
 inline std::string names_of(const std::vector<RegisteredHook>& hooks) {
   std::string names;

@@ -124,7 +124,7 @@ TEST_CASE("with every hook, ranks with adapters equal one process that takes the
   int world_size = 2;
   size_t next = 0;
   for (const Pair& pair : adapted_with_hooks()) {
-    if (is_in(pair.hooks, "sampler")) continue;
+    if (differ_by_rank(pair.hooks)) continue;
     world_size = 5 - world_size;
     const char* names[] = {"FusedAdamW", "FusedLamb", "SGD", "FusedAdamW bf16 remainder"};
     const RegisteredOptimizer optimizer = optimizer_called(pair.is_mixed ? names[0] : names[next++ % 4]);

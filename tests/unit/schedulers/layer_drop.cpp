@@ -1,6 +1,7 @@
 // The gates of progressive layer dropping: what a kept, a dropped and an evaluated block give, that the
 // expected output is the block's own, and that a draw is the same whenever and wherever it is asked for.
-// What a Session does with dropped layers is in session_layer_drop_gradients.cpp.
+// What a Session does with dropped layers is in layer_drop_gradients.cpp, gates by sample are in
+// layer_drop_samples.cpp.
 #include <cmath>
 #include <functional>
 #include <thread>
@@ -13,6 +14,7 @@
 #include <pacer/session/session.h>
 
 #include "support/catch.h"
+#include "support/schedulers/gate_progress.h"
 #include "support/session/small_model.h"
 
 namespace pacer::testing {
@@ -22,14 +24,6 @@ LayerDrop gates_without_blocks(int64_t layers, const LayerDropOptions& options) 
   LayerDrop gates(options);
   for (int64_t i = 0; i < layers; ++i) REQUIRE(gates->add() == i);
   return gates;
-}
-
-Progress gate_progress(int64_t step, int64_t micro_step = 0) {
-  Progress progress;
-  progress.step = step;
-  progress.micro_step = micro_step;
-  progress.micro_steps = micro_step + 1;
-  return progress;
 }
 
 std::vector<std::string> names_of(const torch::nn::Module& module) {
@@ -180,7 +174,7 @@ TEST_CASE("a gate draws what the pure rule says, in any order of asking", "[sess
       for (int64_t m = 0; m < 4; ++m) {
         gates->set_progress(gate_progress(step, m));
         for (int64_t i = kLayers - 1; i >= 0; --i) {
-          REQUIRE(gates->keeps(i) == keeps_layer(options, i, kLayers, step, m));
+          REQUIRE(gates->keeps(i) == keeps_layer(options, i, kLayers, gate_progress(step, m)));
         }
       }
     }

@@ -14,6 +14,7 @@
 #include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
+#include "support/schedulers/gate_progress.h"
 #include "support/schedulers/gated_stack.h"
 #include "support/session/small_model.h"
 #include "support/temporary_folder.h"
@@ -109,6 +110,37 @@ TEMPLATE_TEST_CASE("a layer dropped in all micro-steps has a gradient of exactly
   }
   CHECK(always_dropped > 5);
   CHECK(kept_first_only > 5);
+}
+
+TEST_CASE("with a schedule by tokens, gates and zeroed gradients decide alike", "[session][layer_drop]") {
+  constexpr int64_t kSteps = 20, kTokens = kSteps * 2 * 2 * kFullLength;
+  const auto falling = warmup_linear(LearningRateScheduleOptions().total_tokens(kTokens));
+  auto model = small_model_with_gates(LayerDropOptions().theta_bar(0.1).schedule(falling));
+  FusedAdamW optimizer(model->parameters());
+  Session session(*model, optimizer);
+  std::vector<Tensor> weights, seen;
+  for (const auto& block : model->blocks) weights.push_back(block->weight);
+  session.use(model->layer_drop).use(GradientAccumulation(2)).use(GradientProbe(weights, seen));
+  int64_t dropped_early = 0, dropped_late = 0;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    const Progress window = session.progress();
+    std::vector<bool> kept_once(kGatedLayers, false);
+    for (int64_t m = 0; m < 2; ++m) {
+      const auto batch = small_batch(2 * step + m);
+      auto [x, y] = session.begin(batch.first, batch.second);
+      const std::vector<bool> kept = kept_now(model);
+      for (size_t i = 0; i < kGatedLayers; ++i) {
+        kept_once[i] = kept_once[i] || kept[i];
+        (step < kSteps / 2 ? dropped_early : dropped_late) += !kept[i];
+      }
+      session.backward(model->loss(x, y));
+      session.step();
+    }
+    for (size_t i = 0; i < kGatedLayers; ++i) REQUIRE((count_true(seen[i] != 0) > 0) == kept_once[i]);
+    const auto dropped = std::count(kept_once.begin(), kept_once.end(), false);
+    REQUIRE(static_cast<int64_t>(model->layer_drop.hook()->unused(window).size()) == 2 * dropped);
+  }
+  CHECK(dropped_early > 2 * dropped_late);
 }
 
 TEMPLATE_TEST_CASE("moments of a dropped layer decay, and so do its weights", "[session][layer_drop]",
@@ -222,7 +254,7 @@ TEST_CASE("a dropped layer's parameter that is used elsewhere keeps the gradient
     auto [x] = session.begin(torch::ones({2, kWidth}));
     session.backward(model->loss(x) + model->blocks[1]->weight.sum());
     session.step();
-    if (keeps_layer(early_drops(), 1, 2, step, 0)) continue;
+    if (keeps_layer(early_drops(), 1, 2, gate_progress(step))) continue;
     ++dropped;
     CHECK(seen[0].equal(torch::ones_like(seen[0])));
     CHECK(seen[1].equal(torch::zeros_like(seen[1])));
@@ -243,7 +275,7 @@ TEST_CASE("a layer counts as dropped where it was in every micro-step of the win
       for (int64_t i = 0; i < 3; ++i) {
         int64_t runs = 0;
         for (int64_t m = 0; m < window.micro_steps; ++m)
-          runs += keeps_layer(early_drops(), i, 3, window.step, m);
+          runs += keeps_layer(early_drops(), i, 3, gate_progress(window.step, m));
         kept += static_cast<double>(runs) / static_cast<double>(window.micro_steps);
         if (runs > 0 || i == 2) continue;
         expected.push_back(model->blocks[static_cast<size_t>(i)]->weight);
@@ -291,6 +323,11 @@ TEST_CASE("a Session refuses a LayerDrop that could not work", "[session][layer_
   Session session(*no_layers, its_optimizer);
   CHECK(contains(refusal([&] { session.use(no_layers->layer_drop); }), "no layers"));
   CHECK_FALSE(no_layers->layer_drop->is_in_use());
+
+  auto few_layers = small_model_with_gates(LayerDropOptions().last_layers(4));
+  torch::optim::AdamW of_few(few_layers->parameters());
+  Session last(*few_layers, of_few);
+  CHECK(contains(refusal([&] { last.use(few_layers->layer_drop); }), "last_layers of layer dropping is 4"));
 }
 
 TEST_CASE("a resumed run draws the same layers", "[session][layer_drop]") {
@@ -328,7 +365,7 @@ TEST_CASE("with Recompute, the first micro-step after a start may drop every blo
   const auto kept_in = [](int64_t step, int64_t micro_step) {
     int64_t kept = 0;
     for (int64_t i = 0; i < kGatedLayers; ++i) {
-      kept += keeps_layer(early_drops(), i, kGatedLayers, step, micro_step);
+      kept += keeps_layer(early_drops(), i, kGatedLayers, gate_progress(step, micro_step));
     }
     return kept;
   };

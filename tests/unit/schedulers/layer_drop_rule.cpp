@@ -8,6 +8,7 @@
 #include <pacer/schedulers/layer_drop_rule.h>
 
 #include "support/catch.h"
+#include "support/schedulers/gate_progress.h"
 
 namespace pacer::testing {
 namespace {
@@ -20,31 +21,33 @@ using Catch::Matchers::ContainsSubstring;
 TEST_CASE("theta starts at 1 and has half its way behind it after log(2) / gamma steps",
           "[schedulers][layer_drop]") {
   const LayerDropOptions options = LayerDropOptions().theta_bar(0.5).gamma(std::log(2.0) / 100);
-  CHECK(layer_drop_theta(options, 0) == 1.0);
-  CHECK(layer_drop_theta(options, 100) == Approx(0.75).epsilon(1e-14));
-  CHECK(layer_drop_theta(options, 200) == Approx(0.625).epsilon(1e-14));
-  CHECK(layer_drop_theta(options, 300) == Approx(0.5625).epsilon(1e-14));
-  CHECK(layer_drop_theta(options, std::numeric_limits<int64_t>::max()) == 0.5);
+  CHECK(layer_drop_theta(options, gate_progress(0)) == 1.0);
+  CHECK(layer_drop_theta(options, gate_progress(100)) == Approx(0.75).epsilon(1e-14));
+  CHECK(layer_drop_theta(options, gate_progress(200)) == Approx(0.625).epsilon(1e-14));
+  CHECK(layer_drop_theta(options, gate_progress(300)) == Approx(0.5625).epsilon(1e-14));
+  CHECK(layer_drop_theta(options, gate_progress(std::numeric_limits<int64_t>::max())) == 0.5);
 }
 
-TEST_CASE("layer dropping defaults to theta_bar 0.5, gamma 0.001 and seed 0", "[schedulers][layer_drop]") {
+TEST_CASE("layer dropping defaults to theta_bar 0.5, a gamma of 0.001 and seed 0",
+          "[schedulers][layer_drop]") {
   const LayerDropOptions options;
   CHECK(options.theta_bar() == 0.5);
-  CHECK(options.gamma() == 0.001);
+  CHECK_FALSE(options.gamma().has_value());
   CHECK(options.seed() == 0);
-  CHECK(layer_drop_theta(options, 1'000) == Approx(0.5 + 0.5 / 2.718281828459045).epsilon(1e-14));
+  CHECK(layer_drop_theta(options, gate_progress(1'000)) ==
+        Approx(0.5 + 0.5 / 2.718281828459045).epsilon(1e-14));
 }
 
 TEST_CASE("deeper layers are dropped more, the deepest with 1 - theta", "[schedulers][layer_drop]") {
   const LayerDropOptions options = LayerDropOptions().theta_bar(0.25).gamma(1e3);  // theta_bar from step 1 on
   const double expected[] = {0.8125, 0.625, 0.4375, 0.25};
   for (int64_t layer = 0; layer < 4; ++layer) {
-    CHECK(keep_probability(options, layer, 4, 0) == 1.0);
-    CHECK(keep_probability(options, layer, 4, 1) == expected[layer]);
+    CHECK(keep_probability(options, layer, 4, gate_progress(0)) == 1.0);
+    CHECK(keep_probability(options, layer, 4, gate_progress(1)) == expected[layer]);
   }
-  CHECK(keep_probability(options, 0, 1, 1) == 0.25);
-  CHECK(keep_probability(LayerDropOptions().gamma(0), 3, 4, 1'000'000) == 1.0);
-  CHECK(keep_probability(LayerDropOptions().theta_bar(1), 3, 4, 1'000'000) == 1.0);
+  CHECK(keep_probability(options, 0, 1, gate_progress(1)) == 0.25);
+  CHECK(keep_probability(LayerDropOptions().gamma(0), 3, 4, gate_progress(1'000'000)) == 1.0);
+  CHECK(keep_probability(LayerDropOptions().theta_bar(1), 3, 4, gate_progress(1'000'000)) == 1.0);
 }
 
 TEST_CASE("the threshold is the floor of 2^32 probabilities and beyond every draw at 1",
@@ -85,8 +88,8 @@ TEST_CASE("a layer is kept where its draw is below the threshold", "[schedulers]
     return LayerDropOptions().theta_bar(probability).gamma(1e3);
   };
   REQUIRE(draw > 0);
-  CHECK(keeps_layer(with_probability((static_cast<double>(draw) + 1) * 0x1p-32), 0, 1, 1, 0));
-  CHECK_FALSE(keeps_layer(with_probability(static_cast<double>(draw) * 0x1p-32), 0, 1, 1, 0));
+  CHECK(keeps_layer(with_probability((static_cast<double>(draw) + 1) * 0x1p-32), 0, 1, gate_progress(1)));
+  CHECK_FALSE(keeps_layer(with_probability(static_cast<double>(draw) * 0x1p-32), 0, 1, gate_progress(1)));
 }
 
 TEST_CASE("layer dropping refuses what is out of range", "[schedulers][layer_drop]") {
@@ -96,17 +99,18 @@ TEST_CASE("layer dropping refuses what is out of range", "[schedulers][layer_dro
   for (const double bad : {0.0, -0.5, 1.5, kNan, kInfinity}) {
     const auto wrong = LayerDropOptions().theta_bar(bad);
     CHECK_THROWS_WITH(LayerDropImpl(wrong), ContainsSubstring("theta_bar"));
-    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, 0, 0), ContainsSubstring("theta_bar"));
+    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, gate_progress(0)), ContainsSubstring("theta_bar"));
   }
   for (const double bad : {-1.0, kNan, kInfinity}) {
     const auto wrong = LayerDropOptions().gamma(bad);
     CHECK_THROWS_WITH(LayerDropImpl(wrong), ContainsSubstring("gamma"));
-    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, 0, 0), ContainsSubstring("gamma"));
+    CHECK_THROWS_WITH(keeps_layer(wrong, 0, 1, gate_progress(0)), ContainsSubstring("gamma"));
   }
-  CHECK_THROWS_AS(layer_drop_theta(options, -1), InvalidArgument);
-  CHECK_THROWS_WITH(keeps_layer(options, 4, 4, 0, 0), ContainsSubstring("layer 4 of a stack of 4"));
-  CHECK_THROWS_AS(keep_probability(options, 0, 0, 0), InvalidArgument);
-  CHECK_THROWS_AS(keep_probability(options, -1, 4, 0), InvalidArgument);
+  CHECK_THROWS_AS(layer_drop_theta(options, gate_progress(-1)), InvalidArgument);
+  CHECK_THROWS_WITH(keeps_layer(options, 4, 4, gate_progress(0)),
+                    ContainsSubstring("layer 4 of a stack of 4"));
+  CHECK_THROWS_AS(keep_probability(options, 0, 0, gate_progress(0)), InvalidArgument);
+  CHECK_THROWS_AS(keep_probability(options, -1, 4, gate_progress(0)), InvalidArgument);
   CHECK_THROWS_AS(layer_drop_draw(0, -1, 0, 0), InvalidArgument);
   CHECK_THROWS_AS(layer_drop_draw(0, 0, -1, 0), InvalidArgument);
   CHECK_THROWS_AS(layer_drop_draw(0, 0, 0, -1), InvalidArgument);
