@@ -129,20 +129,26 @@ bool LearningRateSchedule::warmup_ended(const Progress& progress) const {
 }
 
 bool LearningRateSchedule::has_ended(const Progress& progress) const {
+  if (former_ && !former_->is_over(progress)) return false;
+  const Progress own = since_last_began(progress);
+  if (own.step < options_.warmup_steps()) return false;
   const bool stays_at_one =
       decay_ == Decay::constant || (decay_ == Decay::exponential && *options_.gamma() == 1);
-  if (!warmup_ended(progress)) return false;
-  return stays_at_one || (has_an_end(decay_) && decayed_share(progress) == 1);
+  const bool has_an_end = detail::has_an_end(decay_) || detail::is_one_cycle(decay_);
+  return stays_at_one || (has_an_end && decayed_share(own) == 1);
+}
+
+Progress LearningRateSchedule::since_last_began(const Progress& progress) const {
+  Progress own = progress;
+  if (former_) (former_->by_tokens ? own.tokens : own.step) -= former_->until;
+  return own;
 }
 
 double LearningRateSchedule::factor(const Progress& progress) const {
   require(progress.step >= 0 && progress.tokens >= 0, "a learning-rate schedule was asked for step ",
           progress.step, " and token ", progress.tokens, "; both count from 0");
-  if (!former_) return last_factor(progress);
-  if (!former_->is_over(progress)) return former_->schedule.factor(progress);
-  Progress own = progress;
-  (former_->by_tokens ? own.tokens : own.step) -= former_->until;
-  return last_factor(own);
+  if (former_ && !former_->is_over(progress)) return former_->schedule.factor(progress);
+  return last_factor(since_last_began(progress));
 }
 
 double LearningRateSchedule::last_factor(const Progress& progress) const {

@@ -117,6 +117,7 @@ class LearningRateSchedule {
   struct Former;
 
   LearningRateSchedule followed_by(const LearningRateSchedule& next, int64_t until, bool by_tokens) const;
+  Progress since_last_began(const Progress& progress) const;
   // These look at the last part of a chain alone, and take the progress since it began.
   double last_factor(const Progress& progress) const;
   double warmup_factor(int64_t step) const;

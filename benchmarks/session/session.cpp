@@ -174,12 +174,13 @@ void time_layer_drop(at::Device device) {
 int run(const examples::OptionValues&) {
   torch::manual_seed(1);
   torch::set_num_threads(1);
-  std::vector<at::Device> devices = {at::kCPU};
+  std::vector<at::Device> devices;
   if (torch::cuda::is_available()) devices.emplace_back(at::kCUDA, 0);
+  devices.emplace_back(at::kCPU);
   for (const at::Device device : devices) {
+    time_average(device);
     compare_loops(device);
     time_layer_drop(device);
-    time_average(device);
   }
   return 0;
 }

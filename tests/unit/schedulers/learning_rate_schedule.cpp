@@ -435,6 +435,14 @@ TEST_CASE("a schedule has ended where its factor no longer changes", "[scheduler
   CHECK(first_after_end(warmup_stable_decay(RateOptions(3, 20).decay_steps(4))) == 20);
   CHECK(first_after_end(warmup_linear({20, 20})) == 20);
   CHECK(first_after_end(warmup_exponential(RateOptions(2).gamma(1))) == 2);
+  CHECK(first_after_end(one_cycle({5, 20})) == 19);  // with its last step
+  const LearningRateSchedule chain = warmup_linear({2, 10}).then(30, warmup_cosine({3, 20}));
+  CHECK(first_after_end(chain) == 50);
+  CHECK(first_after_end(warmup_cosine({2, 60}).then(30, constant_schedule({4}))) == 34);
+  const LearningRateSchedule then_by_token =
+      constant_schedule({4}).then_at_token(500, warmup_linear(RateOptions().total_tokens(100)));
+  CHECK_FALSE(then_by_token.has_ended(rate_progress(50, 599)));
+  CHECK(then_by_token.has_ended(rate_progress(50, 600)));
   // These go on for ever.
   CHECK(first_after_end(warmup_exponential(RateOptions(2).gamma(0.5))) == 100);
   CHECK(first_after_end(warmup_inverse_sqrt({4})) == 100);
