@@ -7,7 +7,7 @@
 
 namespace pacer::detail {
 
-// Of one shape. The weights may have 16 bits where the average has 32, and may be on another device.
+// Both have one shape. The weights may have 16 bits where the average has 32, and may be on another device.
 struct AverageAndWeights {
   at::Tensor average, weights;
 };
