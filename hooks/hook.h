@@ -157,7 +157,7 @@ class Hook {
   // The part of it that is as large as the model: a tensor for each of the optimizer's parameters that has
   // one, by the parameter's name, the same on all ranks. Checkpoints hold each once, among the optimizer's
   // state.
-  virtual NamedTensors parameter_state() const { return {}; }
+  virtual NamedTensors parameter_state() { return {}; }
   // Checks what parameter_state returned when it was saved, before load is called; throws InvalidArgument
   // where it does not fit. What it returns puts it in force, and does not throw.
   virtual std::function<void()> prepare_parameter_state(const NamedTensors& /*state*/) {

@@ -62,10 +62,20 @@ std::string WeightAverage::agreement() const {
                              options_.in_evaluation() ? ", in evaluation" : "");
 }
 
+void WeightAverage::start(const Progress& progress) { seen_step_ = progress.step; }
+
+void WeightAverage::finish(const Progress& /*progress*/) { catch_up(); }
+
+NamedTensors WeightAverage::parameter_state() {
+  catch_up();
+  return averages();
+}
+
 void WeightAverage::begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {
   require(in_model_ == 0,
           "Session::begin while the model has the average of its weights, which would be trained and then "
           "lost; end the scope of WeightAverage::in_model first");
+  catch_up();
 }
 
 // ---- updates ----
@@ -141,20 +151,28 @@ void WeightAverage::forward_begin(const Progress& /*progress*/) {
   if (of_parts_ != keeps_parts() && !averaged_.empty()) list_parameters();
 }
 
-// A parameter that joined has its average before anything is saved.
-void WeightAverage::after_step(StepReport& report) {
-  const int64_t step = report.progress().step;
-  const bool counts = step >= options_.from_step() && step % options_.every() == 0;
-  if (!counts && updates_ == 0) return;
+void WeightAverage::after_step(StepReport& report) { take_in(report.progress().step); }
+
+// The weights that this step has left. Where it throws, because memory is short, it is tried again before
+// anything reads the average or changes the weights.
+void WeightAverage::take_in(int64_t step) {
   const at::NoGradGuard no_grad;
-  list_parameters();
-  if (!counts) return;
-  if (updates_ > 0) {
+  const bool counts = step >= options_.from_step() && step % options_.every() == 0;
+  // A parameter that joined has its average before anything is saved.
+  if ((counts || updates_ > 0) && added_ == 0) list_parameters();
+  if (counts && updates_ > 0) {
     std::vector<detail::AverageAndWeights> all;
     for (const Averaged& one : averaged_) all.push_back({one.average, one.own.detach()});
-    detail::add_to_averages(all, share_of_update());
+    detail::add_to_averages(all, share_of_update(), &added_);
   }
-  ++updates_;
+  if (counts) ++updates_;
+  added_ = 0;
+  seen_step_ = step;
+}
+
+// A hook may have thrown after a step, this one or one before it.
+void WeightAverage::catch_up() {
+  if (seen_step_ >= 0 && parts_->progress.step > seen_step_) take_in(parts_->progress.step);
 }
 
 NamedTensors WeightAverage::averages() const {
@@ -191,6 +209,7 @@ void WeightAverage::put_in_model() {
       in_model_ > 0 || !keeps_parts() || !parts_->sharded_state->all_are_whole(),
       "the average of the weights cannot come into the model while what Session::whole_parameters() returned "
       "exists; end its scope first, or begin it inside");
+  if (in_model_ == 0) catch_up();
   if (++in_model_ > 1) return;
   const at::NoGradGuard no_grad;
   try {
@@ -233,6 +252,8 @@ void WeightAverage::load(const NamedTensors& state) {
   require(updates == 0 || has_prepared_ || !averaged_.empty(), "the state to load has had ", updates,
           " updates of an average of weights, but no average is with it");
   updates_ = updates;
+  added_ = 0;
+  if (seen_step_ >= 0) seen_step_ = parts_->progress.step;
 }
 
 std::function<void()> WeightAverage::prepare_parameter_state(const NamedTensors& state) {

@@ -95,15 +95,17 @@ class WeightAverage : public Hook {
   // Throws InvalidArgument for a Pipeline.
   void arrange() override;
   std::string agreement() const override;
+  void start(const Progress& progress) override;
   // Throws InvalidArgument while the average is in the model.
   void begin(const Progress& progress, MicroBatch& batch) override;
   void forward_begin(const Progress& progress) override;
   void after_step(StepReport& report) override;
+  void finish(const Progress& progress) override;
   void evaluation_begin() override;
   void evaluation_end() noexcept override;
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
-  NamedTensors parameter_state() const override { return averages(); }
+  NamedTensors parameter_state() override;
   std::function<void()> prepare_parameter_state(const NamedTensors& state) override;
 
  private:
@@ -116,11 +118,15 @@ class WeightAverage : public Hook {
   bool keeps_parts() const;
   Averaged entry_for(const std::string& name, const at::Tensor& parameter, const at::Tensor& own) const;
   double share_of_update() const;
+  void take_in(int64_t step);
+  void catch_up();
 
   WeightAverageOptions options_;
   SessionParts* parts_ = nullptr;
   std::vector<Averaged> averaged_;
   int64_t updates_ = 0;
+  int64_t seen_step_ = -1;     // the last one whose weights were taken in; -1 before training starts
+  size_t added_ = 0;           // of an update that memory was too short for
   bool of_parts_ = false;      // averaged are this rank's parts
   bool has_prepared_ = false;  // there is an average to load
   int64_t in_model_ = 0;       // how many scopes there are, one inside the other

@@ -28,40 +28,59 @@ void add_pieces(const AverageAndWeights& whole, std::vector<AverageAndWeights>& 
   }
 }
 
-void add_narrow(const std::vector<AverageAndWeights>& pieces, double share) {
-  for (size_t next = 0; next < pieces.size();) {
-    const int64_t most = elements_at_once(pieces[next].average.device());
-    std::vector<at::Tensor> averages, weights, wide;
-    int64_t elements = 0;
-    do {
-      averages.push_back(pieces[next].average);
-      weights.push_back(pieces[next].weights);
-      wide.push_back(at::empty_like(averages.back()));
-      elements += averages.back().numel();
-      ++next;
-    } while (next < pieces.size() && elements + pieces[next].average.numel() <= most);
-    at::_foreach_copy_(wide, weights);
-    at::_foreach_lerp_(averages, wide, share);
+// So many of the pieces from `first` on as are made fp32 at once.
+size_t count_at_once(const std::vector<AverageAndWeights>& pieces, size_t first) {
+  const int64_t most = elements_at_once(pieces[first].average.device());
+  int64_t elements = 0;
+  size_t end = first;
+  for (; end < pieces.size(); ++end) {
+    elements += pieces[end].average.numel();
+    if (end > first && elements > most) break;
   }
+  return end - first;
+}
+
+// Takes them all, or none where memory is short.
+void add_together(const std::vector<AverageAndWeights>& pieces, size_t first, size_t count, double share) {
+  std::vector<at::Tensor> averages, weights, wide;
+  for (size_t i = first; i < first + count; ++i) {
+    averages.push_back(pieces[i].average);
+    weights.push_back(pieces[i].weights);
+  }
+  const bool are_narrow = weights.front().scalar_type() != averages.front().scalar_type();
+  if (are_narrow) {
+    for (const at::Tensor& average : averages) wide.push_back(at::empty_like(average));
+    at::_foreach_copy_(wide, weights);
+  }
+  at::_foreach_lerp_(averages, are_narrow ? wide : weights, share);
 }
 
 }  // namespace
 
-void add_to_averages(const std::vector<AverageAndWeights>& all, double share) {
-  std::vector<at::Tensor> averages, weights;  // of one dtype, on one device
-  std::vector<AverageAndWeights> narrow;
+void add_to_averages(const std::vector<AverageAndWeights>& all, double share, size_t* done) {
+  std::vector<AverageAndWeights> alike, pieces;  // in one dtype, and in two
   for (const AverageAndWeights& one : all) {
-    if (one.weights.device() != one.average.device()) {
-      one.average.lerp_(one.weights.to(one.average.options()), share);
-    } else if (one.weights.scalar_type() != one.average.scalar_type()) {
-      add_pieces(one, narrow);
+    if (one.weights.scalar_type() != one.average.scalar_type()) {
+      add_pieces(one, pieces);
     } else {
-      averages.push_back(one.average);
-      weights.push_back(one.weights);
+      alike.push_back(one);
     }
   }
-  if (!averages.empty()) at::_foreach_lerp_(averages, weights, share);
-  add_narrow(narrow, share);
+  const size_t count_alike = alike.size();
+  pieces.insert(pieces.begin(), alike.begin(), alike.end());
+  while (*done < pieces.size()) {
+    const AverageAndWeights& next = pieces[*done];
+    size_t count = 1;
+    if (next.weights.device() != next.average.device()) {
+      next.average.lerp_(next.weights.to(next.average.options()), share);
+    } else {
+      // On a CPU these functions go through tensors one by one, and may throw in the middle.
+      if (!next.average.is_cpu())
+        count = *done < count_alike ? count_alike - *done : count_at_once(pieces, *done);
+      add_together(pieces, *done, count, share);
+    }
+    *done += count;
+  }
 }
 
 }  // namespace pacer::detail

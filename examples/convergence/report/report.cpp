@@ -91,6 +91,7 @@ std::string method_charts(const std::vector<Run>& runs, const std::vector<ArmSum
   for (const Quantity& quantity :
        {Quantity{"Sequence length, bytes", &TrainingPoint::sequence_length, 0.0},
         Quantity{"Kept layers, mean", &TrainingPoint::kept_layers, kSmoothing},
+        Quantity{"Theta of layer dropping", &TrainingPoint::theta, 0.0},
         Quantity{"Micro-batches of a step", &TrainingPoint::micro_steps, 0.0},
         Quantity{"Learning rate", &TrainingPoint::learning_rate, 0.0},
         Quantity{"Gradient norm before clipping", &TrainingPoint::gradient_norm, kSmoothing}}) {

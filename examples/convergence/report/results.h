@@ -25,6 +25,7 @@ struct TrainingPoint {
   double gradient_norm = 0.0;    // of the last step, before clipping
   double sequence_length = 0.0;  // of the last step
   double kept_layers = 0.0;      // in a step; the mean since the previous point
+  double theta = 0.0;            // of layer dropping, in the last step
   double micro_steps = 0.0;      // of the last step
   double bytes_sent = 0.0;       // by this rank to others in training so far
   double memory_bytes = 0.0;     // that tensors of this rank take at the peak of a step; the median

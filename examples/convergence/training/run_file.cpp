@@ -26,12 +26,13 @@ struct Field {
   const char* name;
   double TrainingPoint::*member;
 };
-constexpr std::array<Field, 10> kFields = {{{"seconds", &TrainingPoint::seconds},
+constexpr std::array<Field, 11> kFields = {{{"seconds", &TrainingPoint::seconds},
                                             {"loss", &TrainingPoint::loss},
                                             {"learning_rate", &TrainingPoint::learning_rate},
                                             {"gradient_norm", &TrainingPoint::gradient_norm},
                                             {"sequence_length", &TrainingPoint::sequence_length},
                                             {"kept_layers", &TrainingPoint::kept_layers},
+                                            {"theta", &TrainingPoint::theta},
                                             {"micro_steps", &TrainingPoint::micro_steps},
                                             {"bytes_sent", &TrainingPoint::bytes_sent},
                                             {"memory_bytes", &TrainingPoint::memory_bytes},

@@ -100,6 +100,7 @@ void TrainingCurve::after_step(pacer::StepReport& report) {
     if (name == "learning_rate") learning_rate_ = value;
     if (name == "sequence_length") sequence_length_ = value;
     if (name == "kept_layers") kept_layers_ = value;
+    if (name == "theta") theta_ = value;
     if (name == "micro_steps") micro_steps_ = value;
   }
   loss_sum_.add_(report.loss_sum(), report.loss_average());
@@ -129,6 +130,7 @@ void TrainingCurve::add_point(const pacer::Progress& progress) {
   point.learning_rate = learning_rate_;
   point.gradient_norm = parts_->has_guard() ? parts_->guard()->read().norm : kUnknown;
   point.sequence_length = sequence_length_;
+  point.theta = theta_;
   point.micro_steps = micro_steps_;
   point.kept_layers = kept_layers_sum_ / steps;
   point.optimizer_seconds = optimizer_seconds_.empty() ? kUnknown : median(optimizer_seconds_);

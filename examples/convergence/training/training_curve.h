@@ -83,6 +83,7 @@ class TrainingCurve : public pacer::Hook {
   std::vector<double> optimizer_seconds_, memory_bytes_;
   // Of the last step:
   double learning_rate_ = 0.0;
+  double theta_ = 1.0;
   double micro_steps_ = 1.0;
   double sequence_length_;
   double kept_layers_;

@@ -261,6 +261,39 @@ TEST_CASE("an average that does not fit the model is refused, and changes nothin
   }
 }
 
+TEST_CASE("weights of a step after which a hook throws are not lost to the average", "[hooks][average]") {
+  // Throws once, behind the step, before or behind the average's turn.
+  struct Failing : Hook {
+    Failing(Slot slot, int64_t step) : slot_(slot), step_(step) {}
+    std::string hook_name() const override { return "failing"; }
+    Slot slot() const override { return slot_; }
+    void after_step(StepReport& report) override {
+      if (report.progress().step == step_) throw std::runtime_error("made up");
+    }
+    Slot slot_;
+    int64_t step_;
+  };
+  for (const WeightAverageOptions& options : {ema(0.5), tail_average(2), ema(0.5).every(2)}) {
+    for (const Slot slot : {Slot::data, Slot::record}) {
+      for (const int64_t step : {1, 2, 4}) {
+        CAPTURE(static_cast<int>(slot), step);
+        AveragedRun wanted(options), found(options);
+        found.run.session->use(Failing(slot, step));
+        for (int64_t s = 1; s <= 4; ++s) {
+          wanted.run.step();
+          if (s == step) {
+            CHECK_THROWS_AS(found.run.step(), std::runtime_error);
+          } else {
+            found.run.step();
+          }
+        }
+        CHECK(first_difference(found.average->parameter_state(), wanted.average->averages()) == "");
+        CHECK(found.average->updates() == wanted.average->updates());
+      }
+    }
+  }
+}
+
 TEST_CASE("parameters may join an average, be frozen, and be replaced", "[hooks][average]") {
   AveragedRun averaged(ema(0.5));
   SmallRun& run = averaged.run;
