@@ -241,8 +241,7 @@ void WeightAverage::take_from_model() noexcept {
 void WeightAverage::save(NamedTensors& state) const {
   require(in_model_ == 0,
           "a checkpoint would hold the average in place of the weights; end the scope of "
-          "WeightAverage::in_model, "
-          "or the evaluation, before saving");
+          "WeightAverage::in_model, or the evaluation, before saving");
   state["updates"] = number_tensor(updates_);
 }
 
@@ -258,7 +257,7 @@ void WeightAverage::load(const NamedTensors& state) {
 
 std::function<void()> WeightAverage::prepare_parameter_state(const NamedTensors& state) {
   const at::NoGradGuard no_grad;
-  std::vector<Averaged> loaded;
+  const auto loaded = std::make_shared<std::vector<Averaged>>();
   for (auto& [name, parameter] : detail::named_optimizer_parameters(*parts_)) {
     const auto found = state.find(name);
     require(found != state.end() || state.empty() || !parameter.requires_grad(), "the checkpoint has no \"",
@@ -272,13 +271,13 @@ std::function<void()> WeightAverage::prepare_parameter_state(const NamedTensors&
             "the average of ", name, " is ", saved.scalar_type(), " of shape ", saved.sizes(),
             " in the checkpoint, but here ", entry.average.scalar_type(), " of shape ", parameter.sizes());
     entry.average.copy_(saved);
-    loaded.push_back(std::move(entry));
+    loaded->push_back(std::move(entry));
   }
-  require(loaded.size() == state.size(), "the checkpoint has averages of ", state.size(),
-          " parameters, of which this optimizer has ", loaded.size(),
+  require(loaded->size() == state.size(), "the checkpoint has averages of ", state.size(),
+          " parameters, of which this optimizer has ", loaded->size(),
           "; resume with the model that was saved");
-  has_prepared_ = !loaded.empty();
-  return [this, loaded = std::move(loaded)] { averaged_ = loaded; };
+  has_prepared_ = !loaded->empty();
+  return [this, loaded] { averaged_.swap(*loaded); };
 }
 
 }  // namespace pacer

@@ -41,6 +41,12 @@ class ModesPutBack {
   std::vector<std::pair<torch::nn::Module*, bool>> was_training_;
 };
 
+// Every module in eval(), until the end.
+class EvaluationMode : public ModesPutBack {
+ public:
+  explicit EvaluationMode(torch::nn::Module& model) : ModesPutBack(model) { model.eval(); }
+};
+
 // What hooks make of the model for an evaluation, without running it.
 class HooksEvaluationScope {
  public:
@@ -67,9 +73,7 @@ class HooksEvaluationScope {
 class EvaluationScope {
  public:
   explicit EvaluationScope(SessionParts& parts)
-      : modes_(parts.model()), counted_(parts.evaluations), hooks_(parts), forward_(parts) {
-    parts.model().eval();
-  }
+      : mode_(parts.model()), counted_(parts.evaluations), hooks_(parts), forward_(parts) {}
 
  private:
   // How many of them there are, one inside the other.
@@ -83,7 +87,7 @@ class EvaluationScope {
     int64_t& count_;
   };
 
-  ModesPutBack modes_;
+  EvaluationMode mode_;
   Counted counted_;
   at::NoGradGuard no_grad_;
   HooksEvaluationScope hooks_;
