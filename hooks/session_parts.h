@@ -93,6 +93,7 @@ class SessionParts {
   std::optional<StepInputs> step_inputs() const;
   std::optional<StepInputs> coming_inputs() const;
 
+  // Returns how many micro-steps the step takes that comes after this progress.
   int64_t micro_steps_of(const Progress& progress) const {
     return micro_steps_at ? micro_steps_at(progress) : micro_steps;
   }
