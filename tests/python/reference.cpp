@@ -5,7 +5,7 @@
 //                                                 optimizer after five of warm-up and ten compressed ones of
 //                                                 two ranks, which are threads
 //   pacer-python-reference LayerDrop fp32 FILE    what four gated blocks make of a vector, step by step
-//   pacer-python-reference Rates fp64 FILE        a row of 1000 factors for each of some schedules
+//   pacer-python-reference Rates fp64 FILE        a row of 1000 numbers for each of some schedules
 //   pacer-python-reference Averages fp32 FILE     a row for each of some averages of 30 vectors
 //   pacer-python-reference Session OPTIMIZER FOLDER   resumes from the folder's newest checkpoint, trains for
 //                                                 three steps and saves; OneBitAdam: two ranks
@@ -25,6 +25,7 @@
 #include <pacer/optimizers/optimizers.h>
 #include <pacer/schedulers/layer_drop.h>
 #include <pacer/schedulers/learning_rate_schedule.h>
+#include <pacer/schedulers/vary.h>
 #include <pacer/session/session.h>
 
 namespace {
@@ -103,11 +104,14 @@ torch::Tensor rates() {
   using namespace pacer;
   using Options = LearningRateScheduleOptions;
   std::vector<torch::Tensor> rows;
-  const auto add = [&](const LearningRateSchedule& schedule) {
+  const auto add_values = [&](const auto& value) {
     std::vector<double> row;
     Progress progress;
-    for (; progress.step < 1000; ++progress.step) row.push_back(schedule.factor(progress));
+    for (; progress.step < 1000; ++progress.step) row.push_back(value(progress));
     rows.push_back(torch::tensor(row, torch::kDouble));
+  };
+  const auto add = [&](const LearningRateSchedule& schedule) {
+    add_values([&](const Progress& progress) { return schedule.factor(progress); });
   };
   add(warmup_cosine_restarts(Options().cycle_steps(70).end_factor(0.1)));
   add(warmup_cosine_restarts(Options().cycle_steps(30).cycle_growth(2).end_factor(0.1)));
@@ -121,6 +125,9 @@ torch::Tensor rates() {
     add(warmup_stable_decay(Options(100, 900).decay_steps(300).end_factor(0.1), decay));
   }
   add(warmup_stable_decay(Options(100, 900).decay_steps(300).end_factor(0.1).power(1.2), Decay::polynomial));
+  const Vary momentum(VaryOptions("momentum").at_zero(0.95).at_one(0.85),
+                      one_cycle(Options(250, 1000).start_factor(0).end_factor(0)));
+  add_values([&](const Progress& progress) { return momentum.value(progress); });
   return torch::stack(rows);
 }
 

@@ -137,7 +137,7 @@ class Rates(unittest.TestCase):
             file = os.path.join(folder, "rates")
             subprocess.run([os.environ["PACER_REFERENCE"], "Rates", "fp64", file], check=True)
             rows = torch.load(file, weights_only=True).tolist()
-        of_torch, stable = rows[:5], rows[5:]
+        of_torch, stable, momentum = rows[:5], rows[5:-1], rows[-1]
         torchs = torch.optim.lr_scheduler
 
         def one_cycle(optimizer, steps, share, **options):
@@ -164,6 +164,12 @@ class Rates(unittest.TestCase):
                 self.assertLess(abs(factor - optimizer.param_groups[0]["lr"]), 1e-15)
                 optimizer.step()
                 scheduler.step()
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9)
+        scheduler = torchs.OneCycleLR(optimizer, 1.0, 1000, pct_start=0.25)  # momentum goes the other way
+        for found in momentum:
+            self.assertLess(abs(found - optimizer.param_groups[0]["momentum"]), 1e-15)
+            optimizer.step()
+            scheduler.step()
         left = [lambda x: 1 - x, lambda x: 0.5 * (math.cos(math.pi * x) + 1), lambda x: 2 * math.pow(0.5, x) - 1,
                 lambda x: 1 - math.sqrt(x), lambda x: (1 - x) ** 1.2]
         self.assertEqual(len(stable), len(left))
