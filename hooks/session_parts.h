@@ -142,6 +142,9 @@ class SessionParts {
   std::function<std::optional<int64_t>()> load_newest;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
+  // What a failed load could not put back, because memory was short: see put_session_back in
+  // checkpoints/detail/training_state.h. Null: nothing.
+  std::shared_ptr<const NamedTensors> to_put_back;
   // Makes the window's totals those of all ranks while its last backward runs; waits for them. Left by
   // whoever joins the ranks, when training starts; nothing where nobody does.
   std::function<void()> learn_totals;

@@ -316,7 +316,7 @@ SessionOptimizer::PreparedImport FusedOptimizer::prepare_import(const NamedTenso
   require_no_rank_state(rank_state);
   const auto pending = std::make_shared<detail::PendingState>(detail::import_state(state, view()));
   detail::check_pending(*pending, view());
-  return [this, pending] { commit(std::move(*pending)); };
+  return [this, pending] { commit(*pending); };
 }
 
 int64_t FusedOptimizer::skipped_steps() const { return engine().skipped_steps(); }
@@ -346,12 +346,12 @@ double FusedOptimizer::trust_ratio_of(const torch::Tensor& parameter) const {
 void FusedOptimizer::restore(detail::PendingState pending) {
   require_whole("load or take_over");
   detail::check_pending(pending, view());
-  commit(std::move(pending));
+  commit(pending);
 }
 
-void FusedOptimizer::commit(detail::PendingState pending) {
+void FusedOptimizer::commit(detail::PendingState& pending) {
   engine().forget_plan();
-  detail::commit_pending(std::move(pending), param_groups_, state_);
+  detail::commit_pending(pending, param_groups_, state_);
 }
 
 }  // namespace pacer

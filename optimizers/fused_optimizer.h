@@ -109,7 +109,7 @@ class FusedOptimizer : public SessionOptimizer {
   // Checks state and options that were read, then puts them in force.
   void restore(detail::PendingState pending);
   // The second half: nothing that was planned with the former states holds any more.
-  void commit(detail::PendingState pending);
+  void commit(detail::PendingState& pending);
   const detail::TensorNames& names() const { return names_; }
 
   // Groups whose options were set by others may still carry torch's; from now on they have this optimizer's

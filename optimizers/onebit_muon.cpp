@@ -292,7 +292,7 @@ SessionOptimizer::PreparedImport OneBitMuon::prepare_import(const NamedTensors& 
                                "\", which fits no matrix of this OneBitMuon; build the same parameters");
   }
   return [this, ready] {
-    commit(std::move(ready->pending));
+    commit(ready->pending);
     engine().exchange_directions(std::move(ready->exchange));
     across_ranks_->forget();
     failure_.clear();

@@ -218,7 +218,7 @@ SessionOptimizer::PreparedImport OneBitOptimizer::prepare_import(const NamedTens
   const auto ready =
       std::make_shared<Ready>(Ready{std::move(pending), std::move(loaded), std::move(rule), onebit});
   return [this, ready, attempts, frozen_at, freeze_is_due] {
-    commit(std::move(ready->pending));
+    commit(ready->pending);
     engine().compress_with(std::move(ready->compressed));
     warm_up_.rule = std::move(ready->rule);
     warm_up_.freeze_is_due = freeze_is_due;

@@ -10,6 +10,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/forward_scope.h>
@@ -135,6 +136,7 @@ void Session::arrange() {
 
 // Once, when it is known where this run starts.
 void Session::start_training() {
+  detail::put_session_back(parts_);
   start();
   if (!training_) detail::set_up(parts_.world(), [this] { begin_training(); });
 }

@@ -225,9 +225,22 @@ std::function<void()> prepare_optimizer(SessionParts& parts, const TrainingState
   }
 }
 
+// Copies, since hooks may share their memory. What an earlier load owes comes first.
+std::shared_ptr<const NamedTensors> session_before(SessionParts& parts) {
+  put_session_back(parts);
+  return std::make_shared<const NamedTensors>(copies_of(session_tensors(parts)));
+}
+
 }  // namespace
 
-TrainingState export_state(const SessionParts& parts) {
+void put_session_back(SessionParts& parts) {
+  if (!parts.to_put_back) return;
+  apply_session(parts, *parts.to_put_back);
+  parts.to_put_back.reset();
+}
+
+TrainingState export_state(SessionParts& parts) {
+  put_session_back(parts);
   // Parameters may have been replaced by others since their names were last looked at.
   if (parts.session_optimizer()) parts.session_optimizer()->name_parameters(parts.model().named_parameters());
   TrainingState state;
@@ -265,15 +278,15 @@ NamedTensors session_of_other_run(const SessionParts& parts, NamedTensors saved,
 }
 
 StateImport::StateImport(SessionParts& parts, TrainingState state)
-    : parts_(parts), before_(copies_of(session_tensors(parts))) {  // hooks may share their memory
+    : parts_(parts), before_(session_before(parts)) {
   const at::NoGradGuard no_grad;
   require_unmerged(parts.model(), "");
-  check_adapters(before_, state.session);
+  check_adapters(*before_, state.session);
   const NamedTensors own = saved_model(parts);
   check_model(own, state.model);
   check_writable(own);
   for (const auto& [name, tensor] : own) values_.emplace_back(tensor, state.model.at(name));
-  check_session(before_, state.session);
+  check_session(*before_, state.session);
   for (const auto& hook : parts.hooks()) {
     put_in_force_.push_back(hook->prepare_parameter_state(take_parameter_state(*hook, state.optimizer)));
   }
@@ -283,18 +296,21 @@ StateImport::StateImport(SessionParts& parts, TrainingState state)
   try {
     apply_session(parts, state.session);
   } catch (...) {
-    apply_session(parts, before_);
+    go_back();
     throw;
   }
 }
 
 StateImport::~StateImport() {
-  if (committed_) return;
+  if (!committed_) go_back();
+}
+
+void StateImport::go_back() noexcept {
+  parts_.to_put_back = before_;
   try {
-    apply_session(parts_, before_);
-  } catch (const std::exception& error) {
-    // A hook that does not load what it saved itself.
-    TORCH_WARN("pacer could not put the Session back after a load that failed: ", error.what());
+    put_session_back(parts_);
+  } catch (const std::exception& /*error*/) {
+    // Whoever needs the Session next tries again, and hears of it.
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,7 +14,12 @@
 
 namespace pacer::detail {
 
-TrainingState export_state(const SessionParts& parts);
+TrainingState export_state(SessionParts& parts);
+
+// Does what a load that failed could not do, because memory was short: hooks, random state and progress go back
+// to what they were. It throws where memory still is, and can be called again. Does nothing where nothing is
+// owed.
+void put_session_back(SessionParts& parts);
 
 // What a rank takes over of the session state of a run with other ranks, or whose gradients came together in
 // another way: not the order of gradient buckets then. The random state only where `had_this_rank`; a new
@@ -28,7 +34,8 @@ class StateImport {
   // InvalidArgument that names the tensor where anything is missing, left over or does not fit; then nothing
   // has changed. Tensors of the optimizer's state may become the optimizer's own.
   StateImport(SessionParts& parts, TrainingState state);
-  // Without commit() hooks, random state and progress go back to what they were.
+  // Without commit() hooks, random state and progress go back to what they were; where memory is too short for
+  // that, it is owed to put_session_back().
   ~StateImport();
   StateImport(const StateImport&) = delete;
   StateImport& operator=(const StateImport&) = delete;
@@ -44,10 +51,12 @@ class StateImport {
  private:
   SessionParts& parts_;
   std::vector<std::pair<at::Tensor, at::Tensor>> values_;  // the model's tensors, and what to load into each
-  NamedTensors before_;                                    // the Session's own part
+  std::shared_ptr<const NamedTensors> before_;             // the Session's own part
   std::vector<std::function<void()>> put_in_force_;  // of the optimizer and of hooks' state by parameter
   std::string random_state_note_, micro_batches_note_;
   bool committed_ = false;
+
+  void go_back() noexcept;
 };
 
 // Both halves, of copies.

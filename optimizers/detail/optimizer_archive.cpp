@@ -171,7 +171,7 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
   return settings;
 }
 
-void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept {
+void commit_pending(PendingState& pending, ParamGroups& groups, ParamStates& states) noexcept {
   for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move(pending.options[g]));
   states.swap(pending.states);
 }

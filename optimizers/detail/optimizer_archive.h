@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -16,6 +17,17 @@ namespace pacer::detail {
 
 // State and options for every group of an optimizer, read but not yet in force.
 struct PendingState {
+  PendingState() = default;
+  // LibTorch's map allocates where another one is moved into a new one, and says that it does not throw. This
+  // one throws where memory is short.
+  // NOLINTNEXTLINE(performance-noexcept-move-constructor)
+  PendingState(PendingState&& other) : PendingState() { *this = std::move(other); }
+  PendingState& operator=(PendingState&& other) noexcept {
+    options.swap(other.options);
+    states.swap(other.states);
+    return *this;
+  }
+
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;  // by group
   ParamStates states;  // by TensorImpl of the parameters here
 };
@@ -24,8 +36,8 @@ struct PendingState {
 // that they mean.
 std::vector<GroupSettings> check_pending(const PendingState& pending, const OptimizerView& own);
 
-// Puts pending state in force. Does not throw.
-void commit_pending(PendingState pending, ParamGroups& groups, ParamStates& states) noexcept;
+// Puts pending state in force; what was, is pending then. Does not throw.
+void commit_pending(PendingState& pending, ParamGroups& groups, ParamStates& states) noexcept;
 
 // A state of torch's Adam or AdamW as this optimizer's own, which shares its tensors; null where it is none.
 std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(

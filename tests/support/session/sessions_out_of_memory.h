@@ -37,21 +37,10 @@ inline std::vector<RegisteredHook> hooks_of_all_kinds() {
   return chosen;
 }
 
-// Returns all of these but Vary. Putting a Session back needs memory, too: a shortage that begins while hooks load, and
-// lasts, leaves it half-way, with Vary or without. None of the allocations that are chosen here is such a one now; with a
-// hook more, one would be.
-inline std::vector<RegisteredHook> hooks_that_resume() {
-  std::vector<RegisteredHook> chosen = hooks_of_all_kinds();
-  const auto is_vary = [](const RegisteredHook& hook) { return hook.kind == "vary"; };
-  chosen.erase(std::remove_if(chosen.begin(), chosen.end(), is_vary), chosen.end());
-  return chosen;
-}
-
 // Draws nothing at random, so that it has no random state of its own.
 inline std::unique_ptr<SmallRun> new_run(at::Device device, const std::string& folder = "",
-                                         bool synchronous = false,
-                                         const std::vector<RegisteredHook>& hooks = hooks_of_all_kinds()) {
-  auto run = std::make_unique<SmallRun>(registered_optimizer("OneBitAdam"), hooks,
+                                         bool synchronous = false) {
+  auto run = std::make_unique<SmallRun>(registered_optimizer("OneBitAdam"), hooks_of_all_kinds(),
                                         /*dropout=*/0, Communicator::alone(device), /*own_random=*/false);
   if (!folder.empty()) {
     run->session->use(Checkpoints(CheckpointsOptions(folder).every(1000).keep(9).synchronous(synchronous)));
@@ -66,9 +55,8 @@ inline detail::TrainingState state_of(SmallRun& run) {
   return state;
 }
 
-inline std::vector<detail::TrainingState> expected_session_states(
-    at::Device device, const std::vector<RegisteredHook>& hooks = hooks_of_all_kinds()) {
-  const auto run = new_run(device, "", false, hooks);
+inline std::vector<detail::TrainingState> expected_session_states(at::Device device) {
+  const auto run = new_run(device);
   std::vector<detail::TrainingState> states = {state_of(*run)};
   while (run->session->progress().step < kSessionSteps) {
     run->step();
@@ -195,12 +183,11 @@ inline void try_saves(at::Device device, int64_t at_least) {
 
 // A resume changes nothing, and can be had again.
 inline void try_resumes(at::Device device, int64_t at_least) {
-  const std::vector<RegisteredHook> hooks = hooks_that_resume();
-  const std::vector<detail::TrainingState> expected = expected_session_states(device, hooks);
+  const std::vector<detail::TrainingState> expected = expected_session_states(device);
   const Quiet quiet;
   const TemporaryFolder folder;
   {
-    const auto run = new_run(device, folder.path("run"), false, hooks);
+    const auto run = new_run(device, folder.path("run"));
     while (run->session->progress().step < 3) run->step();
     run->parts->find<Checkpoints>()->save_now();
     run->finish();
@@ -208,7 +195,7 @@ inline void try_resumes(at::Device device, int64_t at_least) {
   int64_t tried = 0;
   for_all_allocations([&](int64_t nth, Shortage shortage) {
     ++tried;
-    const auto run = new_run(device, folder.path("run"), false, hooks);
+    const auto run = new_run(device, folder.path("run"));
     const detail::TrainingState fresh = state_of(*run);
     const Attempt result = attempt(nth, shortage, [&] { run->session->resume(); });
     CAPTURE(nth, static_cast<int>(shortage), result.message);
