@@ -8,36 +8,17 @@
 
 #include <pacer/pacer.h>
 
+#include "support/drawn_shapes.h"
 #include "support/program.h"
 
 namespace {
 
-constexpr int64_t kSide = 24;  // pixels
-constexpr int64_t kKinds = 4;
+using examples::draw_shapes;
+
+constexpr int64_t kSide = examples::kShapeSide, kKinds = examples::kShapeKinds;
 constexpr int64_t kBatch = 64;
 constexpr int64_t kSteps = 300;
 constexpr int64_t kHeldOut = 1000;
-
-struct Pictures {
-  torch::Tensor pixels;  // [count, 1, kSide, kSide]
-  torch::Tensor kinds;   // int64 [count]
-};
-
-// Shapes of different sizes at random places, light on dark, under noise.
-Pictures draw(int64_t count) {
-  const auto kinds = torch::randint(kKinds, {count}, torch::kInt64);
-  const auto size = torch::empty({count, 1, 1}).uniform_(3, 7);
-  const auto place = [&] { return torch::empty({count, 1, 1}).uniform_(7, kSide - 7); };
-  const auto along = torch::arange(kSide, torch::kFloat);
-  const auto x = along.view({1, 1, kSide}) - place(), y = along.view({1, kSide, 1}) - place();
-  const auto far = (x * x + y * y).sqrt(), wide = torch::max(x.abs(), y.abs()),
-             narrow = torch::min(x.abs(), y.abs());
-  const auto shapes = torch::stack({far < size, wide < 0.9 * size, (wide < size).logical_and(narrow < 1.5),
-                                    (far < size).logical_and(far > size - 2)})
-                          .to(torch::kFloat);  // [kKinds, count, kSide, kSide]
-  const auto chosen = shapes.index({kinds, torch::arange(count)});
-  return {(chosen + 0.25 * torch::randn_like(chosen)).unsqueeze(1), kinds};
-}
 
 torch::nn::Sequential make_model() {
   torch::nn::Sequential model;
@@ -58,7 +39,7 @@ void run() {
   torch::manual_seed(1);
   torch::set_num_threads(1);  // so small a model gains nothing from a second one
   auto model = make_model();
-  const Pictures held_out = draw(kHeldOut);
+  const auto held_out = draw_shapes(kHeldOut);
 
   pacer::FusedAdamW optimizer(model->named_parameters(), pacer::FusedAdamWOptions(2e-3).weight_decay(0.05));
   pacer::Session session(*model, optimizer);
@@ -69,14 +50,14 @@ void run() {
   // In eval(), so that batch norm uses its running statistics and keeps them.
   const auto share_right = [&] {
     return session.evaluate([&] {
-      const auto named = model->forward(held_out.pixels).argmax(1);
+      const auto named = model->forward(held_out.pixels.unsqueeze(1)).argmax(1);
       return named.eq(held_out.kinds).to(torch::kFloat).mean().item<double>();
     });
   };
   const double before = share_right();
   for (int64_t step = 0; step < kSteps; ++step) {
-    const Pictures pictures = draw(kBatch);
-    auto [x, y] = session.begin(pictures.pixels, pictures.kinds);
+    const auto pictures = draw_shapes(kBatch);
+    auto [x, y] = session.begin(pictures.pixels.unsqueeze(1), pictures.kinds);
     session.count_tokens(y.numel());  // pictures
     session.backward(torch::cross_entropy_loss(model->forward(x), y));
     session.step();

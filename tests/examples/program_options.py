@@ -54,6 +54,7 @@ NAMES = [("convergence", {}, ["--quikc"], None, "--quick"),
          ("scales", {}, ["--scales", "tenser"], None, "tensor"),
          ("scales", {}, ["--schedule", "cosin"], None, "cosine"),
          ("12_pipeline", {}, ["--schedule", "1f1"], None, "1f1b"),
+         ("14_vision_transformer", {}, ["--device", "cdua"], None, "cuda"),
          ("07_slow_network", {}, ["--model", "bert-lrge"], None, "bert-large"),
          ("07_slow_network", {}, ["--optimizers", "fp32,onebit-lam"], None, "onebit-lamb"),
          ("07_slow_network", {}, ["--device", "cdua"], None, "cuda")]
