@@ -39,6 +39,27 @@ class Failed(Exception):
     pass
 
 
+class Interrupted(Exception):
+    """A signal asked for the end."""
+
+
+class Signals:
+    """Notes that a signal asked for the end, for those that look between two steps. A handler that throws could do so while
+    Popen.poll holds its lock, which then nobody would release, and Popen.wait would wait for it for ever."""
+
+    def __init__(self):
+        self.noted = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.note)
+
+    def note(self, number, _):
+        self.noted = self.noted or number
+
+    def check(self):
+        if self.noted:
+            raise Interrupted
+
+
 def numbers(text, kind, least, most):
     values = []
     for word in text.split(","):
@@ -105,7 +126,7 @@ def environment(network, rank, per_host, device):
     return variables
 
 
-def run_ranks(network, command, per_host, device):
+def run_ranks(network, command, per_host, device, signals):
     """All ranks; the first one writes to our output. Raises Failed with what the first failed one said."""
     ranks = network.hosts * per_host
     processes, errors = [], [tempfile.TemporaryFile("w+") for _ in range(ranks)]
@@ -117,6 +138,7 @@ def run_ranks(network, command, per_host, device):
                 stdout=None if rank == 0 else subprocess.DEVNULL, stderr=errors[rank], start_new_session=True))
         deadline = None
         while any(process.poll() is None for process in processes):
+            signals.check()
             if deadline is None and any(process.poll() for process in processes):
                 deadline = time.monotonic() + FAREWELL
             if deadline is not None and time.monotonic() > deadline:
@@ -137,54 +159,51 @@ def run_ranks(network, command, per_host, device):
             file.close()
 
 
-def over_networks(arguments, command_for):
+def over_networks(arguments, command_for, signals):
     """command_for(gbit) on all ranks of each network, first with links as fast as they go."""
     for ranks in arguments.ranks:
         with Network(ranks // arguments.ranks_per_host, arguments.congestion) as network:
             for gbit in [0.0, *arguments.gbit]:
                 network.shape(gbit)
-                run_ranks(network, command_for(gbit), arguments.ranks_per_host, arguments.device)
+                signals.check()
+                run_ranks(network, command_for(gbit), arguments.ranks_per_host, arguments.device, signals)
+                signals.check()
 
 
-def run_command(arguments):
+def run_command(arguments, signals):
     def command_for(gbit):
         print(f"links of {gbit:g} Gbit/s:" if gbit else "links as fast as they go:", flush=True)
         return arguments.command
 
-    over_networks(arguments, command_for)
+    over_networks(arguments, command_for, signals)
     print(f"{arguments.congestion} controlled TCP's congestion.")
 
 
-def measure(arguments):
+def measure(arguments, signals):
     program = str(arguments.program.resolve())
     arguments.output.mkdir(parents=True, exist_ok=True)
     csv = (arguments.output / "measurements.csv").resolve()
     csv.unlink(missing_ok=True)
     over_networks(arguments, lambda gbit: [
         program, "--model", arguments.model, "--device", arguments.device, "--optimizers", arguments.optimizers,
-        "--seconds", arguments.seconds, "--gbit", f"{gbit:g}", "--csv", str(csv)])
+        "--seconds", arguments.seconds, "--gbit", f"{gbit:g}", "--csv", str(csv)], signals)
     subprocess.run([program, "--report", str(csv)], check=True)
     print(f"{arguments.congestion} controlled TCP's congestion. Measurements: {csv}")
 
 
 def main():
     arguments = read_arguments()
-    # An exit like any other, which takes the network down.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    signals = Signals()
     try:
         require_tools()
         arguments.congestion = arguments.congestion or congestion_here()
-        run_command(arguments) if arguments.command else measure(arguments)
-    except Unavailable as missing:
-        print(f"slow_network: {missing}", file=sys.stderr)
-        return 77
-    except (Failed, OSError, subprocess.CalledProcessError) as error:
+        run_command(arguments, signals) if arguments.command else measure(arguments, signals)
+    except (Interrupted, Unavailable, Failed, OSError, subprocess.CalledProcessError) as error:
+        if signals.noted:  # whatever else failed, a program that the same Ctrl-C reached has failed of it
+            print("slow_network: interrupted", file=sys.stderr)
+            return 128 + signals.noted
         print(f"slow_network: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("slow_network: interrupted", file=sys.stderr)
-        return 130
+        return 77 if isinstance(error, Unavailable) else 1
     return 0
 
 

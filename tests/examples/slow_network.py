@@ -139,6 +139,37 @@ def keeps_order():
     expect(not any(late), f"{late} packets came out of order")
 
 
+# The script, which gets a signal while it holds the lock of its first rank's Popen.
+AT_POLL = """
+import os, runpy, signal, subprocess, sys, threading
+class Lock:
+    left = 1
+    def __init__(self):
+        self.lock = threading.Lock()
+    def acquire(self, *how):
+        taken = self.lock.acquire(*how)
+        Lock.left -= 1
+        if Lock.left == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return taken
+    def release(self):
+        self.lock.release()
+    def __enter__(self):
+        self.lock.acquire()
+    def __exit__(self, *_):
+        self.lock.release()
+start = subprocess.Popen.__init__
+def started(self, words, **options):
+    start(self, words, **options)
+    if "sleep" in words:
+        self._waitpid_lock = Lock()
+subprocess.Popen.__init__ = started
+sys.argv[:] = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def cleans_up(script, program, number, exit_code):
     with tempfile.TemporaryDirectory() as folder:
         with subprocess.Popen(command(script, program, folder, "--seconds", "60"), text=True, stdout=subprocess.PIPE,
@@ -147,6 +178,19 @@ def cleans_up(script, program, number, exit_code):
             process.send_signal(number)
             errors = process.communicate(timeout=60)[1]
     expect(process.returncode == exit_code, f"after {number.name}: exit code {process.returncode}\n{errors}")
+
+
+def ends_at_any_moment(script):
+    """A signal may come in the middle of Popen.poll, which is called all the time, and holds a lock then."""
+    with subprocess.Popen([sys.executable, "-c", AT_POLL, script, "--gbit", "1", "--command", "sleep 100"], text=True,
+                          stderr=subprocess.PIPE) as process:
+        try:
+            errors = process.communicate(timeout=60)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            sys.exit("a signal in the middle of Popen.poll left the script waiting")
+    expect(process.returncode == 128 + signal.SIGTERM and errors == "slow_network: interrupted\n",
+           f"after a signal in the middle of Popen.poll: exit code {process.returncode}\n{errors}")
 
 
 def says_what_is_wrong(script, program):
@@ -188,6 +232,7 @@ def main(script, program):
     says_what_is_wrong(script, program)
     cleans_up(script, program, signal.SIGINT, 130)
     cleans_up(script, program, signal.SIGTERM, 128 + signal.SIGTERM)
+    ends_at_any_moment(script)
     expect(namespaces() <= before, f"left behind: {namespaces() - before}")
 
 
