@@ -1,7 +1,9 @@
-// Everything of modules: stacks of blocks, recomputation instead of keeping activations, fused layers that
-// compute in 16 bits or in 8-bit floats, a loss whose logits are never in memory, weights in 4 bits and low-rank adapters.
+// Everything of modules: stacks of blocks, recomputation instead of keeping activations, attention inside a
+// window, fused layers that compute in 16 bits or in 8-bit floats, a loss whose logits are never in memory,
+// weights in 4 bits and low-rank adapters.
 #pragma once
 
+#include <pacer/modules/attention_window.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>

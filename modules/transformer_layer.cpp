@@ -19,6 +19,8 @@ void check(const TransformerLayerOptions& options) {
   require(options.heads() > 0 && options.hidden() > 0 && options.hidden() % options.heads() == 0,
           "TransformerLayerOptions::hidden must be a multiple of heads above 0, not ", options.hidden(),
           " with ", options.heads(), " heads");
+  require(!options.window() || options.causal(),
+          "TransformerLayerOptions::window is one of causal attention; set causal(true), too");
   check_probability("attention_dropout", options.attention_dropout());
   check_probability("projection_dropout", options.projection_dropout());
   check_probability("mlp_dropout", options.mlp_dropout());
@@ -61,9 +63,11 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
   };
   std::optional<at::Tensor> given_mask;
   if (mask.defined()) given_mask = mask;
-  const at::Tensor attended = at::scaled_dot_product_attention(
-      by_heads(qkv_rows[0]), by_heads(qkv_rows[1]), by_heads(qkv_rows[2]), given_mask,
-      is_training() ? options.attention_dropout() : 0.0, options.causal());
+  const at::Tensor q = by_heads(qkv_rows[0]), k = by_heads(qkv_rows[1]), v = by_heads(qkv_rows[2]);
+  const double dropout = is_training() ? options.attention_dropout() : 0.0;
+  const at::Tensor attended =
+      options.window() ? options.window()->attend(q, k, v, dropout)
+                       : at::scaled_dot_product_attention(q, k, v, given_mask, dropout, options.causal());
   detail::ProjectedBranch branch;
   branch.x = attended.transpose(1, 2).reshape(call.x().sizes());
   branch.linear = projection.get();

@@ -5,10 +5,13 @@
 //   y = s + dropout(mlp(s))                            mlp: layer normalisation, fc1, activation, fc2
 #pragma once
 
+#include <optional>
+
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/pimpl.h>
 
+#include <pacer/modules/attention_window.h>
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 
@@ -21,6 +24,8 @@ struct TransformerLayerOptions {
   TORCH_ARG(int64_t, ffn);    // 4 * hidden if not given
   TORCH_ARG(Activation, activation) = Activation::gelu;
   TORCH_ARG(bool, causal) = false;
+  // How far causal attention looks back; needs causal(true). Copies of the options share the window.
+  TORCH_ARG(std::optional<AttentionWindow>, window);
   TORCH_ARG(bool, bias) = true;  // of all linear layers
   TORCH_ARG(double, eps) = 1e-5;
   // Probabilities in train(): of attention weights, behind the projection, and behind the network.

@@ -10,3 +10,4 @@
 #include <pacer/schedulers/length_schedule.h>
 #include <pacer/schedulers/sequence_length.h>
 #include <pacer/schedulers/vary.h>
+#include <pacer/schedulers/window_length.h>

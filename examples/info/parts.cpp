@@ -23,6 +23,8 @@ const std::vector<Part> kHooks = {
     {"EpochSampler", "data", "the order of the data, which resumes in the middle of an epoch"},
     {"SequenceLength", "data", "a curriculum from short sequences to the full length"},
     {"LayerDrop", "forward", "deep blocks are skipped more and more often"},
+    {"WindowLength", "forward",
+     "a curriculum whose sequences stay whole: attention looks back further and further"},
     {"Precision", "forward", "forward in bf16, fp16 with loss scaling, or 8-bit floats"},
     {"Recompute", "forward", "activations computed again in backward instead of kept"},
     {"GradientAccumulation", "loss", "several micro-batches a step"},

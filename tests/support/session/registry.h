@@ -245,6 +245,11 @@ inline std::vector<RegisteredHook> all_hooks() {
        [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::truncate)); }},
       {"curriculum by reshape", "curriculum", false,
        [lengths](Session& s, SmallModel&, EpochSampler&) { s.use(lengths(LengthMode::reshape)); }},
+      {"curriculum by window", "window", false,
+       [](Session& s, SmallModel& m, EpochSampler&) {
+         m->uses_window = true;
+         s.use(WindowLength(m->window, LengthSchedule(2, kFullLength).ramp_steps(6).difficulty_step(2)));
+       }},
       {"learning rate", "learning rate", false,
        [](Session& s, SmallModel&, EpochSampler&) {
          s.use(LearningRate(warmup_cosine({3, 20})));

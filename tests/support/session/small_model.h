@@ -13,6 +13,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include <pacer/modules/attention_window.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/transformer_layer.h>
 #include <pacer/schedulers/layer_drop.h>
@@ -25,7 +26,8 @@ namespace pacer::testing {
 constexpr int64_t kVocabulary = 11, kWidth = 16, kFullLength = 16;
 
 // Token ids [B, S] to logits [B, S, kVocabulary]; learned positions, dropout, `depth` residual blocks that
-// hooks may act around, behind gates where there are any. Blocks are linear, or `fused` transformer layers.
+// hooks may act around, behind gates where there are any. Blocks are linear, with attention before them where
+// the window is used, or `fused` transformer layers.
 struct SmallModelImpl : torch::nn::Module {
   explicit SmallModelImpl(int64_t depth = 3, double dropout = 0.0, LayerDrop gates = nullptr,
                           bool fused = false)
@@ -39,7 +41,7 @@ struct SmallModelImpl : torch::nn::Module {
     for (int64_t i = 0; i < depth; ++i) {
       if (fused) {
         layers.emplace_back(
-            modules::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true));
+            modules::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true).window(window));
         stack->push_back(layers.back());
       } else {
         blocks.emplace_back(kWidth, kWidth);
@@ -52,12 +54,17 @@ struct SmallModelImpl : torch::nn::Module {
     Tensor x = tokens(ids) + positions(torch::arange(ids.size(1), ids.options()));
     for (size_t i = 0; i < stack->size(); ++i) {
       const auto residual = [this, i](const Tensor& h) {
-        return layers.empty() ? h + torch::tanh(blocks[i](drop(h))) : layers[i](h);
+        if (!layers.empty()) return layers[i](h);
+        return h + torch::tanh(blocks[i](drop(uses_window ? attended(h) : h)));
       };
       const auto block = [&](const Tensor& h) { return stack->run(i, residual, h); };
       x = layer_drop ? layer_drop->gate(static_cast<int64_t>(i), x, block) : block(x);
     }
     return logit_scale == 1 ? head(x) : head(x) * logit_scale;
+  }
+  Tensor attended(const Tensor& h) const {
+    const Tensor heads = h.unflatten(2, {2, kWidth / 2}).transpose(1, 2);
+    return window.attend(heads, heads, heads).transpose(1, 2).flatten(2, 3);
   }
   Tensor loss(const Tensor& ids, const Tensor& targets) {
     return torch::nn::functional::cross_entropy(forward(ids).flatten(0, 1), targets.flatten());
@@ -66,7 +73,9 @@ struct SmallModelImpl : torch::nn::Module {
   torch::nn::Embedding tokens, positions;
   torch::nn::Dropout drop;
   torch::nn::Linear head;
-  double logit_scale = 1;  // a number that is in no checkpoint
+  double logit_scale = 1;                       // a number that is in no checkpoint
+  AttentionWindow window{WindowForm::sliding};  // of the fused layers; of the others, where that is set:
+  bool uses_window = false;
   LayerDrop layer_drop;
   Blocks stack;
   std::vector<modules::Linear> blocks;            // of the stack, or
