@@ -16,6 +16,7 @@
 #include "distributed/faulty_transport.h"
 #include "support/catch.h"
 #include "support/checkpoints/stored_checkpoints.h"
+#include "support/heard_warnings.h"
 #include "support/optimizers/hand_fed_optimizer.h"
 #include "support/optimizers/onebit_ranks.h"
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "support/checkpoints/stored_checkpoints.h"
+#include "support/heard_warnings.h"
 #include "support/message_of.h"
 #include "support/optimizers/onebit_ranks.h"
 #include "support/optimizers/optimizers_out_of_memory.h"

@@ -12,6 +12,7 @@
 
 #include <pacer/optimizers/fused_adam.h>
 
+#include "support/heard_warnings.h"
 #include "support/optimizers/lifecycle_reference.h"
 #include "support/optimizers/onebit_ranks.h"
 #include "support/session/registry.h"

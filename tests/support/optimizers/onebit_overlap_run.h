@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/collectives/momentum_lane.h"
+#include "support/heard_warnings.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
 #include "support/optimizers/onebit_sessions.h"

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
 #include "support/collectives/ranks.h"
+#include "support/heard_warnings.h"
 #include "support/optimizers/optimizers.h"
 #include "support/samples.h"
 
@@ -69,16 +69,6 @@ inline Tensor onebit_gradient(const Tensor& parameter, uint64_t rank, uint64_t a
   }
   return fp32_tensor(values).view(parameter.sizes()).to(parameter.scalar_type());
 }
-
-// Takes the warnings of the thread that installs it.
-class HeardWarnings : public c10::WarningHandler {
- public:
-  explicit HeardWarnings(std::string& said) : said_(&said) {}
-  void process(const c10::Warning& warning) override { *said_ += warning.msg() + "\n"; }
-
- private:
-  std::string* said_;
-};
 
 template <class Optimizer>
 class OneBitRanks {

@@ -12,6 +12,7 @@
 #include "support/checkpoints/checkpoint_samples.h"
 #include "support/checkpoints/stored_checkpoints.h"
 #include "support/failing_memory.h"
+#include "support/heard_warnings.h"
 #include "support/message_of.h"
 #include "support/optimizers/onebit_ranks.h"
 #include "support/optimizers/optimizers_out_of_memory.h"

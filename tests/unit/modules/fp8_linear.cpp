@@ -1,5 +1,6 @@
 // pacer::modules::Linear in 8-bit floats beside products of the same codes in fp64.
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include <cmath>
 #include <limits>
@@ -44,12 +45,6 @@ void check_close(const Tensor& found, const Tensor& wanted, const Tensor& of_mag
   CHECK((found.to(at::kDouble) - wanted).abs().le(bound).all().item<bool>());
 }
 
-// Counts the warnings of the thread that installs it.
-struct CountedWarnings : c10::WarningHandler {
-  void process(const c10::Warning& /*warning*/) override { ++count; }
-  int count = 0;
-};
-
 struct Setting {
   at::ScalarType x, weight;
   bool has_bias;
@@ -75,13 +70,14 @@ TEST_CASE("pacer::modules::Linear is torch::nn::Linear where no scope says other
     CHECK(clone->forward(x).equal(theirs(x)));
     CHECK_FALSE(clone->weight.is_same(ours->weight));
   }
-  CountedWarnings heard;
+  std::string said;
   {
-    const c10::WarningUtils::WarningHandlerGuard guard(&heard);
+    HeardWarnings ear(said);
+    const c10::WarningUtils::WarningHandlerGuard guard(&ear);
     const modules::Linear without_bias(torch::nn::LinearOptions(3, 4).bias(false));
     CHECK_FALSE(without_bias->bias.defined());
   }
-  CHECK(heard.count == 0);
+  CHECK(said == "");
   CHECK(modules::Linear(0, 3)(torch::zeros({2, 0})).equal(torch::zeros({2, 3})));
   CHECK(torch::nn::Sequential(modules::Linear(4, 4), modules::Linear(4, 2))
             ->forward(torch::zeros({1, 4}))

@@ -1,6 +1,7 @@
 // FusedAdam and FusedAdamW as citizens of LibTorch: one program that uses everything torch::optim offers,
 // compiled for torch's optimizers and for ours, must log the same numbers.
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include <sstream>
 
@@ -36,10 +37,9 @@ class Log {
 template <class Adam, class AdamOptions, class AdamParamState>
 std::vector<double> everything_torch_offers() {
   using torch::optim::OptimizerParamGroup;
-  struct Quiet : public c10::WarningHandler {  // size() and others warn of their removal, since version 1.6
-    void process(const c10::Warning&) override {}
-  } quiet;
-  const c10::WarningUtils::WarningHandlerGuard no_warnings(&quiet);
+  std::string unread;  // size() and others warn of their removal, since version 1.6
+  HeardWarnings ear(unread);
+  const c10::WarningUtils::WarningHandlerGuard guard(&ear);
   Log log;
   torch::manual_seed(11);
   auto model = small_model(torch::kFloat64);

@@ -1,6 +1,7 @@
 // 1-bit optimizers whose momentum travels in several buckets: each bucket takes the steps that an optimizer
 // of its own would take, one after the other; state goes on in other buckets.
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"

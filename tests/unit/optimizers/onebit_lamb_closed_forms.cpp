@@ -1,6 +1,7 @@
 // OneBitLamb where the answer is known without it: steps done by hand, scales, coefficients and factors in
 // closed form, and steps without signs restated in double precision.
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include "support/kernels/lamb_reference.h"
 #include "support/optimizers/onebit_lamb_ranks.h"

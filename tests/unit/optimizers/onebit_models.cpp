@@ -1,6 +1,7 @@
 // 1-bit optimizers on small models of five kinds, beside those in full precision: they end where these do,
 // and what has no true gradient moves no further.
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include <cstdio>
 

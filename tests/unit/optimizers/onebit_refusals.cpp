@@ -4,6 +4,7 @@
 #include <torch/serialize/archive.h>
 
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 
 #include "support/kernels/lamb.h"
 #include "support/optimizers/onebit_adam_ranks.h"

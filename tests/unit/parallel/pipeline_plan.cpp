@@ -146,6 +146,7 @@ TEST_CASE("a pipeline that cannot be is refused in one sentence", "[schedulers][
     CHECK_THROWS_AS(pipeline_plans(schedule), InvalidArgument);
     CHECK_THROWS_AS(pipeline_alive(schedule, 0), InvalidArgument);
   }
+  PipelineSchedule{PipelineOrder::one_f_one_b, 1 << 20, 4}.validate();  // the most ranks
   const PipelineSchedule fine{PipelineOrder::one_f_one_b, 4, 8};
   CHECK_THROWS_WITH(pipeline_plan(fine, 4), ContainsSubstring("has the ranks 0 to 3, not 4"));
   CHECK_THROWS_AS(pipeline_plan(fine, -1), InvalidArgument);

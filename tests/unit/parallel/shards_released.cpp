@@ -3,11 +3,13 @@
 #include <mutex>
 #include <sstream>
 
+#include <ATen/autocast_mode.h>
 #include <torch/serialize.h>
 
 #include <pacer/parallel/shards.h>
 
 #include "support/catch.h"
+#include "support/heard_warnings.h"
 #include "support/modules/odd_blocks.h"
 #include "support/parallel/shard_runs.h"
 
@@ -176,6 +178,10 @@ TEST_CASE("all parameters together are read, changed and saved", "[shards][block
           const at::NoGradGuard no_grad;
           for (Tensor& parameter : model->parameters()) parameter.fill_(0.5);
           files[static_cast<size_t>(rank)] = bytes_of(model);
+          (void)session.evaluate([&] { return model->forward(torch::zeros({1, 5})).sum(); });
+          for (const Tensor& parameter : model->parameters()) {
+            require(parameter.eq(0.5).all().item<bool>(), "an evaluation took them away within the scope");
+          }
         }
         const Tensor sum = session.evaluate([&] { return model->forward(torch::zeros({1, 5})).sum(); });
         OddModel plain((OddOptions()));
@@ -201,6 +207,38 @@ TEST_CASE("all parameters together are read, changed and saved", "[shards][block
       messages);
   REQUIRE(first_of(messages) == "");
   REQUIRE(files[0] == files[1]);
+}
+
+// autocast's copies of fp32 weights would stay until backward, and with them half of what is saved.
+TEST_CASE("fp32 blocks that come and go under autocast are warned of once, 16-bit ones are not",
+          "[shards][blocks]") {
+  for (const bool casts : {true, false}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      CAPTURE(casts, dtype);
+      std::string said;
+      HeardWarnings ear(said);
+      const c10::WarningUtils::WarningHandlerGuard guard(&ear);
+      OddModel model((OddOptions()));
+      model->to(dtype);
+      FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01));
+      Session session(*model, optimizer, Communicator::in_process(1).front());
+      session.use(Shards(model->blocks));
+      const bool was_enabled = at::autocast::is_autocast_enabled(at::kCPU);
+      for (int step = 0; step < 2; ++step) {
+        auto [x] = session.begin(torch::ones({2, 5}, dtype));
+        at::autocast::set_autocast_enabled(at::kCPU, casts);
+        const Tensor loss = model->forward(x).square().mean();
+        at::autocast::clear_cache();
+        at::autocast::set_autocast_enabled(at::kCPU, was_enabled);
+        session.backward(loss);
+        session.step();
+      }
+      session.finish();
+      const size_t first = said.find("autocast keeps a 16-bit copy");
+      CHECK((first != std::string::npos) == (casts && dtype == at::kFloat));
+      CHECK(said.find("autocast keeps a 16-bit copy", first + 1) == std::string::npos);
+    }
+  }
 }
 
 }  // namespace pacer::testing
