@@ -5,7 +5,7 @@
 #include <pacer/files/number_text.h>
 
 #include "report.h"
-#include "round_numbers.h"
+#include "support/round_numbers.h"
 #include "support/svg.h"
 
 namespace schedule {
@@ -24,7 +24,7 @@ constexpr char kStyle[] =
 // Calls draw(value, label) for the round numbers from 0 to `most`.
 template <class Draw>
 void ticks(double most, int parts, const Draw& draw) {
-  const double apart = round_interval(most, parts);
+  const double apart = examples::round_interval(most, parts);
   for (int i = 0; i * apart <= most * (1 + 1e-9); ++i) {
     const double value = i * apart;
     draw(value, value < 1'000 ? pacer::short_text(value, 6) : pacer::short_count(value));

@@ -4,7 +4,7 @@
 
 #include <pacer/core/error.h>
 
-#include "round_numbers.h"
+#include "support/round_numbers.h"
 
 namespace schedule {
 namespace {
@@ -51,7 +51,7 @@ Course follow(const Run& run) {
   constexpr int64_t kPoints = 2'000;
   const int64_t steps = run.end.steps, apart = (steps + kPoints - 1) / kPoints;
   const auto rows_apart =
-      std::max<int64_t>(1, static_cast<int64_t>(round_interval(static_cast<double>(steps), kRows)));
+      std::max<int64_t>(1, static_cast<int64_t>(examples::round_interval(static_cast<double>(steps), kRows)));
   Course course;
   double factors = 0, factors_by_tokens = 0, computed = 0, all = 0;
   const auto note = [](std::optional<Place>& event, bool happened, const pacer::Progress& progress) {

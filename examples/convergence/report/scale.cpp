@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "convergence/format.h"
+#include "support/round_numbers.h"
 
 namespace convergence {
 namespace {
@@ -14,17 +15,8 @@ constexpr double kHour = 3600.0;
 constexpr double kSmallestLoss =
     1e-3;  // below it the logarithm is of no use; losses of real text stay far above
 
-// The 1-2-5 step that cuts `range` into at most `pieces` pieces.
-double tick_step(double range, double pieces) {
-  const double power = std::pow(10.0, std::floor(std::log10(range / pieces)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (range / (power * factor) <= pieces) return power * factor;
-  }
-  return power * 10.0;
-}
-
 std::vector<double> linear_ticks(double low, double high, double pieces) {
-  const double step = tick_step(high - low, pieces);
+  const double step = examples::round_interval(high - low, pieces);
   std::vector<double> ticks;
   for (double k = std::ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; ++k)
     ticks.push_back(k * step + 0.0);  // + 0.0 turns -0 into 0

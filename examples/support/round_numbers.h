@@ -1,14 +1,14 @@
-// Distances between rows and between ticks that people like to read.
+// Distances between rows of a table and between ticks of a drawing that people like to read.
 #pragma once
 
 #include <cmath>
 #include <initializer_list>
 
-namespace schedule {
+namespace examples {
 
 // Returns the smallest of 1, 2, 5, 10, 20, 50 ... and their tenths, hundredths and so on of which at most `parts`
 // fit into `range`, which is positive.
-inline double round_interval(double range, int parts) {
+inline double round_interval(double range, double parts) {
   const double least = range / parts;
   const double power = std::pow(10, std::floor(std::log10(least)));
   for (const double digit : {1.0, 2.0, 5.0}) {
@@ -18,4 +18,4 @@ inline double round_interval(double range, int parts) {
   return 10 * power;
 }
 
-}  // namespace schedule
+}  // namespace examples
