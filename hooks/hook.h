@@ -30,6 +30,7 @@
 //   session.finish()                       an incomplete window takes its step
 //                                        finish(progress)            last validation, metrics, checkpoint
 //   session.print(line)                  print(line)                 at any time, until a hook has written it
+//   session.record(name, value)          record(name, value)         at any time, until a hook has taken it
 //
 // A Pipeline's step takes the place of begin to backward: begin of all micro-batches first, then forward_begin,
 // forward_end and scale_loss for each as the plan has them, backward_begin before the first backward pass,
@@ -142,6 +143,9 @@ class Hook {
   // Session::print on rank 0. Returns true where the hook has written the line to stdout, as one does that
   // draws there; else the Session writes it.
   virtual bool print(const std::string& /*line*/) { return false; }
+  // Session::record, with a tensor that holds one real number, on any device. Returns true where the hook
+  // keeps it, on all ranks alike. Throws InvalidArgument, keeping nothing, for a name that cannot be.
+  virtual bool record(const std::string& /*name*/, const at::Tensor& /*value*/) { return false; }
   // The learning rate of each parameter group that this hook multiplies before each step; empty where it sets
   // no rates. Session::resume compares those of the program with the checkpoint's, and may set them: a
   // hook with rates has both functions.

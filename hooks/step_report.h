@@ -22,6 +22,11 @@ class StepReport {
   // Adds a number to what is reported of this step.
   void add(std::string name, double value) { numbers_.emplace_back(std::move(name), value); }
   const std::vector<std::pair<std::string, double>>& numbers() const { return numbers_; }
+  // The same for a number that is on a device: fp64, no dimensions.
+  void add(std::string name, at::Tensor number) {
+    late_numbers_.emplace_back(std::move(name), std::move(number));
+  }
+  const std::vector<std::pair<std::string, at::Tensor>>& late_numbers() const { return late_numbers_; }
 
   // Asks Metrics for a record of this step, whatever MetricsOptions::every says.
   void request_record() { record_is_requested_ = true; }
@@ -44,6 +49,7 @@ class StepReport {
  private:
   Progress progress_;
   std::vector<std::pair<std::string, double>> numbers_;
+  std::vector<std::pair<std::string, at::Tensor>> late_numbers_;
   at::Tensor loss_sum_;
   double loss_average_ = 1;
   at::Tensor check_;

@@ -21,6 +21,7 @@
 #include <pacer/metrics/detail/loss_mean.h>
 #include <pacer/metrics/detail/metrics_files.h>
 #include <pacer/metrics/detail/metrics_queue.h>
+#include <pacer/metrics/detail/named_means.h>
 #include <pacer/metrics/progress_bar.h>
 
 namespace pacer {
@@ -59,6 +60,7 @@ struct Metrics::State {
   std::optional<detail::MetricsFiles> files;  // from start() on, when it is known where this run begins
   std::optional<ProgressBar> bar;             // from the first step on
   detail::LossMean loss;
+  detail::NamedMeans recorded;  // by Session::record, since the last record
   // Of the last record, or of the start.
   std::optional<MetricsClock::time_point> time;
   Progress progress;
@@ -130,6 +132,7 @@ void Metrics::after_step(StepReport& report) {
     const double seconds = std::max(std::chrono::duration<double>(now - *state.time).count(), 1e-9);
     StepReport record = report;
     state.loss.move_to(record);
+    state.recorded.move_to(record);
     const auto steps = static_cast<double>(progress.step - state.progress.step);
     const auto tokens = static_cast<double>(progress.tokens - state.progress.tokens);
     state.queue.push(record, detail::MetricsQueue::Speed{seconds / steps, tokens / seconds});
@@ -144,12 +147,13 @@ void Metrics::finish(const Progress& progress) {
   if (!state_->files) return;
   // What was measured after the last step, which has its record already.
   const ValidationResult& validation = parts_->validation;
+  StepReport last(progress);
   if (validation.step == progress.step && validation.step != state_->validated_at) {
-    StepReport last(progress);
     last.add(validation.name, validation.value);
-    state_->queue.push(last, std::nullopt);
     state_->validated_at = validation.step;
   }
+  state_->recorded.move_to(last);
+  if (!last.numbers().empty() || !last.late_numbers().empty()) state_->queue.push(last, std::nullopt);
   write_arrived(/*wait=*/true);
   if (state_->bar) state_->bar->finish();
   if (const auto sentence = state_->files->final_warning()) warn(*sentence);
@@ -169,6 +173,12 @@ bool Metrics::print(const std::string& line) {
     std::printf("%s\n", line.c_str());
     std::fflush(stdout);
   }
+  return true;
+}
+
+bool Metrics::record(const std::string& name, const at::Tensor& value) {
+  detail::MetricsQueue::require_free(name);
+  if (state_) state_->recorded.add(name, value);
   return true;
 }
 

@@ -11,8 +11,10 @@
 // (unscaled, averaged, before clipping), loss_scale (of the coming step, and only where it is not 1) and
 // skipped_steps (so far); then seconds_per_step and tokens_per_second, by the host's clock since the record
 // before. Time between steps counts, an evaluation too.
+// Numbers of the loop's own, from Session::record, come behind those of the hooks: the mean of what came since
+// the record before.
 // A step after which the Validation hook measured has a record, too; what it measures in finish() is a record
-// of its own, with the number of the last step. With several ranks, rank 0 writes; loss and tokens are those
+// of its own, with the number of the last step, and so is what Session::record was given behind the last one. With several ranks, rank 0 writes; loss and tokens are those
 // of all.
 //
 // On a GPU loss and norm are read late: a step enqueues their copy to pinned memory and never waits for it; a
@@ -96,6 +98,9 @@ class Metrics : public Hook {
   // Writes a line of the user's own to stdout, above the bar where one is drawn. On ranks other than 0 it
   // does nothing and returns false; see Session::print.
   bool print(const std::string& line) override;
+  // Takes a number of the user's own for the next record; see Session::record. On ranks other than 0 it keeps
+  // nothing.
+  bool record(const std::string& name, const at::Tensor& value) override;
 
  private:
   struct State;

@@ -173,6 +173,15 @@ class Session {
   // progress bar, the line comes above it. A line end is added.
   void print(const std::string& line);
 
+  // Gives the Metrics hook a number of the loop's own, such as an accuracy or the loss of a discriminator; at
+  // any time, as often as there are values. The next record has, under that name, the mean of those that came
+  // since the record before, each counting alike. `value`: one real number, as a tensor on any device, whose
+  // graph is not kept and for which nothing waits. With several ranks rank 0's values are recorded, and the
+  // other ranks may call it or not. Throws InvalidArgument, recording nothing, without the Metrics hook, for
+  // any other tensor, and for a name that records have already.
+  void record(const std::string& name, const at::Tensor& value);
+  void record(const std::string& name, double value);
+
   // The hooks, in the order in which they are called.
   const std::vector<std::shared_ptr<Hook>>& hooks() const { return parts_.hooks(); }
   // How far training is: `step` counts the attempts completed, `tokens` those trained on so far.

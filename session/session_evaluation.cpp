@@ -2,6 +2,8 @@
 #include <cstdio>
 #include <utility>
 
+#include <ATen/ops/scalar_tensor.h>
+
 #include <pacer/collectives/detail/all_ranks_or_none.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/evaluation_scope.h>
@@ -85,6 +87,25 @@ void Session::print(const std::string& line) {
   }
   std::printf("%s\n", line.c_str());
   std::fflush(stdout);
+}
+
+void Session::record(const std::string& name, const at::Tensor& value) {
+  require(value.defined() && value.layout() == at::kStrided && value.numel() == 1 && !value.is_complex(),
+          "Session::record(\"", name, "\") takes one real number, not ",
+          value.defined() ? detail::concatenate("a tensor of shape ", value.sizes(), " and dtype ",
+                                                c10::toString(value.scalar_type()))
+                          : std::string("an undefined tensor"),
+          "; record a mean, say");
+  for (const auto& hook : parts_.hooks_) {
+    if (hook->record(name, value)) return;
+  }
+  throw InvalidArgument(detail::concatenate("Session::record(\"", name,
+                                            "\") needs the Metrics hook, which writes it down; add "
+                                            "session.use(pacer::Metrics(\"run\")) before training"));
+}
+
+void Session::record(const std::string& name, double value) {
+  record(name, at::scalar_tensor(value, at::kDouble));
 }
 
 double Session::gradient_norm() const {

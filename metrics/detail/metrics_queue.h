@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <pacer/device/detail/host_copy.h>
 #include <pacer/metrics/detail/metrics_record.h>
@@ -34,6 +36,9 @@ class MetricsQueue {
   };
   void push(const StepReport& report, std::optional<Speed> speed);
 
+  // Throws InvalidArgument where no hook and no program may report a number of that name.
+  static void require_free(const std::string& name);
+
   // The oldest record if its values are here, or if `wait`, or if too many are held back.
   std::optional<MetricsRecord> pop(bool wait);
 
@@ -43,6 +48,8 @@ class MetricsQueue {
   struct Pending {
     MetricsRecord record;                       // the numbers of the hooks alone
     std::unique_ptr<HostCopy> loss_sum, check;  // null where there is none
+    std::unique_ptr<HostCopy> late_numbers;     // fp64, [n]; null where there is none
+    std::vector<std::string> late_names;
     double loss_average = 1;
     std::optional<Speed> speed;
 

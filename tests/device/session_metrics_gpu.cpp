@@ -90,7 +90,9 @@ struct GpuMetricsRun {
     for (int64_t m = 0; m < 2; ++m) {
       const auto batch = small_batch(2 * i + m);
       auto [x, y] = session->begin(batch.first, batch.second);
-      session->backward(model->loss(x, y) * factor);
+      const Tensor loss = model->loss(x, y) * factor;
+      session->record("own_loss", loss);
+      session->backward(loss);
       session->step();
     }
   }
@@ -115,9 +117,12 @@ TEST_CASE("records on a GPU hold the values of the device, bit by bit", "[sessio
     CHECK(lines[i]["skipped_steps"] == (i < 3 ? 0 : 1));
     if (i == 3) {
       CHECK(lines[i]["loss"] == "nan");
+      CHECK(lines[i]["own_loss"] == "nan");
       CHECK(lines[i]["gradient_norm"] == "nan");
     } else {
       CHECK(lines[i]["loss"].get<double>() == expected[i].loss);
+      // Two fp32 losses, whose mean was taken in fp32 by the Session and in fp64 here.
+      CHECK(lines[i]["own_loss"].get<double>() == Catch::Approx(expected[i].loss).epsilon(2e-7));
       CHECK(lines[i]["gradient_norm"].get<double>() == expected[i].check.norm);
     }
   }
