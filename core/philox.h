@@ -27,7 +27,8 @@ enum class RandomStream : uint32_t {
   stochastic_rounding = 1,
   epoch_order = 2,
   dropout = 3,
-  row_drop = 4
+  row_drop = 4,
+  batch_order = 5
 };
 
 // Ten rounds: 128 random bits for this key and counter.

@@ -49,7 +49,8 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   uint64_t seed() const;
   int rank() const;
   int world_size() const;
-  // The epoch whose examples are being trained on, from 0, and how many of them were, by all ranks.
+  // The epoch whose examples are being trained on, from 0, and how many of them were, by all ranks: a place in
+  // the epoch's order.
   int64_t epoch() const;
   int64_t examples_trained() const;
 
@@ -69,10 +70,14 @@ class EpochSampler : public torch::data::samplers::Sampler<> {
   // The order of one epoch: a permutation of 0 ... size - 1.
   static std::vector<size_t> order(size_t size, uint64_t seed, int64_t epoch);
 
+ protected:
+  struct State;
+  // For a sampler that makes other orders: see length_buckets.h.
+  explicit EpochSampler(std::shared_ptr<State> state);
+
  private:
   friend class detail::EpochSamplerHook;
   friend bool detail::sampler_is_unseen();
-  struct State;
   // One Session at a time.
   void enter_session();
   void leave_session();

@@ -9,6 +9,7 @@
 #include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/hooks/gradient_clipping.h>
 #include <pacer/hooks/hook.h>
+#include <pacer/hooks/length_buckets.h>
 #include <pacer/hooks/once_on_first_rank.h>
 #include <pacer/hooks/precision.h>
 #include <pacer/hooks/progress.h>

@@ -21,6 +21,7 @@ const std::vector<Part> kOptimizers = {
 
 const std::vector<Part> kHooks = {
     {"EpochSampler", "data", "the order of the data, which resumes in the middle of an epoch"},
+    {"LengthBuckets", "data", "the same in batches of similar length, so that little of them is padding"},
     {"SequenceLength", "data", "a curriculum from short sequences to the full length"},
     {"LayerDrop", "forward", "deep blocks are skipped more and more often"},
     {"WindowLength", "forward",

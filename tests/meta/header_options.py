@@ -12,7 +12,7 @@ PLAIN = {"LossScaleRule", "PipelineSchedule", "PipelineCosts"}  # structs whose 
 ALSO = PLAIN | {"LengthSchedule"}  # has setters, but another name than ...Options
 STATE = {"FusedAdamStateFields"}  # has TORCH_ARG for LibTorch's sake and is nothing to choose
 BASES = {"ParallelTraining", "GradientExchange"}  # hooks that others derive from
-PARTS = {"EpochSampler", "LayerDropImpl", "Pipeline"}  # no hooks by their class, and listed among them
+PARTS = {"EpochSampler", "LayerDropImpl", "LengthBuckets", "Pipeline"}  # no hooks by their class, and listed among them
 # Members whose comment above is about the member before them alone.
 ALONE = {"LayerNormMlpOptions.eps", "LayerNormMlpOptions.residual", "TrainingMemoryOptions.unit_bytes"}
 

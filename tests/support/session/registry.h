@@ -197,6 +197,8 @@ struct RegisteredHook {
   bool needs_fused_layers = false;
   // Before the optimizer is made, of what then requires a gradient; the second argument is the dropout.
   std::function<void(SmallModel&, double)> change_model = nullptr;
+  // Of this rank, in place of the one that the others get; hands out at most two examples at a time.
+  std::function<EpochSampler(const Communicator&)> make_sampler = nullptr;
 };
 
 inline std::vector<RegisteredHook> all_hooks() {
@@ -262,6 +264,13 @@ inline std::vector<RegisteredHook> all_hooks() {
                     [model = m.ptr()](double scale) { model->logit_scale = scale; }));
        }},
       {"sampler", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }},
+      {"length buckets", "sampler", false, [](Session& s, SmallModel&, EpochSampler& e) { s.use(e); }, false,
+       false, nullptr,
+       [](const Communicator& world) {
+         const std::vector<int64_t> lengths{7, 8, 7, 8, 8, 7, 7, 8, 7};
+         const auto options = LengthBucketsOptions(16 * world.world_size()).bounds({7, 8}).seed(3);
+         return LengthBuckets(lengths, options, world);
+       }},
       // What decides by the value is used with it. The loss falls, so the best is that of the first step: a
       // state that was lost shows.
       {"validation, early stopping and save best", "validation", false,

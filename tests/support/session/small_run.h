@@ -83,6 +83,7 @@ class SmallRun {
       gates = gates || hook.needs_gates;
       fused = fused || hook.needs_fused_layers;
       uses_sampler_ = uses_sampler_ || hook.kind == "sampler";
+      if (hook.make_sampler) sampler = hook.make_sampler(*world);
     }
     const LayerDrop layer_drop = gates ? LayerDrop(early_drops()) : LayerDrop(nullptr);
     model = small_model(dropout, layer_drop, /*depth=*/3, fused);
