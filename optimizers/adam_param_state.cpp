@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 
 #include <torch/optim/adam.h>
 #include <torch/serialize/archive.h>
@@ -56,6 +57,10 @@ FusedAdamStateFields& FusedAdamStateFields::step(int64_t steps) {
   return *this;
 }
 
+const char* FusedSgdParamState::saved_name(const char* field) const {
+  return field == std::string_view("exp_avg") ? "momentum_buffer" : field;
+}
+
 bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right) {
   return left.step() == right.step() &&
          std::all_of(std::begin(kStateFields), std::end(kStateFields), [&](const auto& field) {
@@ -69,20 +74,23 @@ void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) c
   archive.write("step", c10::IValue(step()));
   for (const auto& field : kStateFields) {
     const torch::Tensor& tensor = (this->*field.read)();
-    if (tensor.defined()) archive.write(field.name, c10::IValue(tensor.clone()));
+    if (tensor.defined()) archive.write(saved_name(field.name), c10::IValue(tensor.clone()));
   }
 }
 
 void FusedAdamStateFields::serialize(torch::serialize::InputArchive& archive) {
   c10::IValue value;
-  require(archive.try_read("step", value) && value.isInt(), "the archive has no step count for a parameter");
-  step(value.toInt());
+  const bool has_step = archive.try_read("step", value);
+  require(has_step ? value.isInt() : may_lack_step(), "the archive has no step count for a parameter");
+  step(has_step ? value.toInt() : archive.keys().empty() ? 0 : 1);
   for (const auto& field : kStateFields) {
-    (this->*field.get)() = archive.try_read(field.name, value) ? value.toTensor() : torch::Tensor();
+    (this->*field.get)() =
+        archive.try_read(saved_name(field.name), value) ? value.toTensor() : torch::Tensor();
   }
   for (const std::string& key : archive.keys()) {
-    const bool known = key == "step" || std::any_of(std::begin(kStateFields), std::end(kStateFields),
-                                                    [&](const auto& field) { return key == field.name; });
+    const bool known =
+        key == "step" || std::any_of(std::begin(kStateFields), std::end(kStateFields),
+                                     [&](const auto& field) { return key == saved_name(field.name); });
     require(known, "the archive has \"", key,
             "\" of a parameter, which this pacer does not know; it was written by a newer one");
   }

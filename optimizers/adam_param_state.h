@@ -65,6 +65,11 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
   void serialize(torch::serialize::OutputArchive& archive) const override;
+  // The name under which the tensor of that name is saved: torch's, where torch's optimizer of the same rule calls it otherwise.
+  virtual const char* saved_name(const char* field) const { return field; }
+  // Whether torch's optimizer of the same rule counts no steps, so that a state may lack the number. One with tensors has then
+  // taken a step.
+  virtual bool may_lack_step() const { return false; }
 
   // For the optimizer: the clock that counts this parameter's steps; null before the first step, and where
   // the number was set since the last one.
@@ -100,6 +105,19 @@ struct FusedAdamParamState : public CloneableStateFields<FusedAdamParamState> {}
 struct FusedAdamWParamState : public CloneableStateFields<FusedAdamWParamState> {};
 // max_exp_avg_sq stays undefined: LAMB has no amsgrad.
 struct FusedLambParamState : public CloneableStateFields<FusedLambParamState> {};
+// exp_avg is the momentum buffer, undefined where the momentum is 0, and exp_avg_sq and max_exp_avg_sq stay undefined. The number
+// of steps begins with the buffer. torch::optim::SGDParamState is another class: a cast to it is not allowed.
+struct FusedSgdParamState : public CloneableStateFields<FusedSgdParamState> {
+  // exp_avg by its name in torch.
+  FusedSgdParamState& momentum_buffer(const torch::Tensor& buffer) {
+    exp_avg(buffer);
+    return *this;
+  }
+  const torch::Tensor& momentum_buffer() const noexcept { return exp_avg(); }
+  torch::Tensor& momentum_buffer() noexcept { return exp_avg(); }
+  const char* saved_name(const char* field) const override;
+  bool may_lack_step() const override { return true; }
+};
 // max_exp_avg_sq stays undefined, and exp_avg_sq where the group's options say orthogonalize: exp_avg is Muon's
 // momentum then.
 struct MuonParamState : public CloneableStateFields<MuonParamState> {};

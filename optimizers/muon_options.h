@@ -36,9 +36,10 @@ struct MuonOptionsOf : public FusedOptionsOf<Own> {
   // eps are not read then, and the step is not corrected for the momentum's start at zero. False: AdamW's
   // rule, for embeddings, the last layer, and vectors. It must stay as it is once the group has taken a step.
   PACER_OPTION(bool, orthogonalize) = true;
-  // The decay rate of Muon's momentum, in [0, 1).
+  // The decay rate of the momentum, in [0, 1).
   PACER_OPTION(double, momentum) = 0.95;
-  // Muon looks ahead: the gradient and the momentum are orthogonalised together.
+  // Nesterov's momentum: a step looks ahead, by the gradient and the momentum together. Muon orthogonalises the two as one;
+  // SGD needs a momentum above 0 and no dampening for it.
   PACER_OPTION(bool, nesterov) = true;
   // The factor of Muon's steps; torch.optim.Muon's default is original.
   PACER_OPTION(MuonAdjustment, adjust_lr_fn) = MuonAdjustment::match_rms_adamw;

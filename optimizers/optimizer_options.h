@@ -1,4 +1,4 @@
-// What the options of all optimizers share. Each optimizer has a struct of its own, like LibTorch's, whose
+// What the options of optimizers share. Each optimizer has a struct of its own, like LibTorch's, whose
 // constructor sets the defaults that differ. Setters chain in any order.
 //
 // The first five fields lie where torch::optim::AdamOptions and AdamWOptions have theirs. So
@@ -32,7 +32,7 @@ enum class Rounding {
   stochastic,  // moments are fp32; unbiased, and a pure function of seed, step and element (Philox4x32-10)
 };
 
-// The options of every optimizer. `Own` is the struct of one.
+// The options of every optimizer with Adam's moments. `Own` is the struct of one.
 template <class Own>
 struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> {
   using betas_t = std::tuple<double, double>;
@@ -43,7 +43,7 @@ struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> 
   PACER_OPTION(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0.
   PACER_OPTION(double, eps) = 1e-8;
-  // How strongly a step pulls parameters to zero, >= 0. Adam adds weight_decay * parameter to the gradient
+  // How strongly a step pulls parameters to zero, >= 0. Adam and SGD add weight_decay * parameter to the gradient
   // (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it to the update,
   // before the trust ratio scales that.
   PACER_OPTION(double, weight_decay) = 0;
@@ -73,9 +73,9 @@ struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> 
 template <class Own>
 bool operator==(const OptimizerOptionsOf<Own>& left, const OptimizerOptionsOf<Own>& right);
 
-// The options of the optimizers that do not compress.
+// What optimizers that do not compress are told of their steps, whatever their rule.
 template <class Own>
-struct FusedOptionsOf : public OptimizerOptionsOf<Own> {
+struct StepOptionsOf {
   // True: all gradients are checked before a step. Where one is NaN or infinite, the step changes nothing and
   // counts as skipped. So it does where one is so large that the sum of squares overflows (fp32 within 32,768
   // elements, beyond 1e19). The value must be the same in every group of an optimizer. A check reads the
@@ -83,16 +83,21 @@ struct FusedOptionsOf : public OptimizerOptionsOf<Own> {
   PACER_OPTION(bool, finite_check) = false;
   // How bf16 parameters without master weights are rounded.
   PACER_OPTION(Rounding, rounding) = Rounding::nearest;
-  // Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW and the groups of Muon that take AdamW. In 8 bits both moments
-  // together take 2.125 bytes per parameter: codes, and a scale for every 32 elements. It belongs to the run and is not
-  // saved; state of the other format is converted by the next step.
-  PACER_OPTION(int64_t, state_bits) = 32;
   // The seed of stochastic rounding.
   PACER_OPTION(uint64_t, seed) = 0;
   // State lives in host memory and passes through the GPU in pages. Where this is unset, state is on the
   // parameters' device. It holds for the whole optimizer: set it in the options that the optimizer is made
   // with. It is not saved.
   PACER_OPTION(std::optional<Paging>, paged);
+};
+
+// The options of the optimizers with Adam's moments that do not compress.
+template <class Own>
+struct FusedOptionsOf : public OptimizerOptionsOf<Own>, public StepOptionsOf<Own> {
+  // Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW and the groups of Muon that take AdamW. In 8 bits both moments
+  // together take 2.125 bytes per parameter: codes, and a scale for every 32 elements. It belongs to the run and is not
+  // saved; state of the other format is converted by the next step.
+  PACER_OPTION(int64_t, state_bits) = 32;
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;

@@ -6,6 +6,7 @@
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/fused_optimizer.h>
+#include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/lamb_options.h>
 #include <pacer/optimizers/muon.h>
@@ -23,4 +24,5 @@
 #include <pacer/optimizers/own_rule.h>
 #include <pacer/optimizers/paging.h>
 #include <pacer/optimizers/session_optimizer.h>
+#include <pacer/optimizers/sgd_options.h>
 #include <pacer/optimizers/tensor_names.h>

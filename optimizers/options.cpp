@@ -1,6 +1,7 @@
 // What every options struct does with its fields, from their tables.
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <pacer/optimizers/detail/option_visitors.h>
 
@@ -10,6 +11,11 @@ template <class Own, class Torch>
 void AdamOptionsOf<Own, Torch>::take(const Torch& torch) {
   this->lr(torch.lr()).betas(torch.betas()).eps(torch.eps());
   this->weight_decay(torch.weight_decay()).amsgrad(torch.amsgrad());
+}
+
+void FusedSgdOptions::take(const torch::optim::SGDOptions& torch) {
+  lr(torch.lr()).momentum(torch.momentum()).dampening(torch.dampening());
+  weight_decay(torch.weight_decay()).nesterov(torch.nesterov());
 }
 
 template <class Own>
@@ -28,6 +34,17 @@ void FusedOptionsOf<Own>::serialize(torch::serialize::InputArchive& archive) {
 template <class Own>
 void FusedOptionsOf<Own>::serialize(torch::serialize::OutputArchive& archive) const {
   detail::write_options(static_cast<const Own&>(*this), archive);
+}
+
+void FusedSgdOptions::serialize(torch::serialize::InputArchive& archive) {
+  detail::read_options(*this, archive);
+}
+void FusedSgdOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  detail::write_options(*this, archive);
+}
+
+bool operator==(const FusedSgdOptions& left, const FusedSgdOptions& right) {
+  return detail::equal_options(left, right);
 }
 
 template <class Own>

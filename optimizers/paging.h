@@ -15,7 +15,7 @@
 
 namespace pacer {
 
-// What paged() of FusedAdamOptions, FusedAdamWOptions and FusedLambOptions takes. It is about the optimizer
+// What paged() of FusedAdamOptions, FusedAdamWOptions, FusedLambOptions and FusedSgdOptions takes. It is about the optimizer
 // as a whole: it is taken from the options that the optimizer is made with, is neither saved nor compared
 // between ranks, and a group's own options may only repeat it.
 struct Paging {

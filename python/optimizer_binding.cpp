@@ -17,6 +17,7 @@
 #include <pacer/optimizers/detail/state_fields.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
@@ -147,6 +148,9 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   if (name == "FusedLamb") {
     return make(RuleOf<FusedLamb, FusedLambOptions, FusedLambParamState>(numbers, choices, world));
   }
+  if (name == "FusedSgd") {
+    return make(RuleOf<FusedSgd, FusedSgdOptions, FusedSgdParamState>(numbers, choices, world));
+  }
   if (name == "Muon") {
     return make(RuleOf<Muon, MuonOptions, MuonParamState>(numbers, choices, world));
   }
@@ -212,7 +216,7 @@ class PythonOptimizer : public torch::CustomClassHolder {
       all.back().insert("step", number_tensor(static_cast<double>(fields.step())).to(at::kFloat));
       for (const detail::StateField& field : detail::kStateFields) {
         const at::Tensor& tensor = (fields.*field.read)();
-        if (tensor.defined()) all.back().insert(field.name, tensor);
+        if (tensor.defined()) all.back().insert(fields.saved_name(field.name), tensor);
       }
     }
     return all;
@@ -224,7 +228,8 @@ class PythonOptimizer : public torch::CustomClassHolder {
     auto& fields = dynamic_cast<FusedAdamStateFields&>(*state);
     fields.step(static_cast<int64_t>(tensors.at("step").item<double>()));
     for (const detail::StateField& field : detail::kStateFields) {
-      if (tensors.contains(field.name)) (fields.*field.get)() = tensors.at(field.name);
+      const std::string name = fields.saved_name(field.name);
+      if (tensors.contains(name)) (fields.*field.get)() = tensors.at(name);
     }
     const at::Tensor& parameter = group(index).params().at(static_cast<size_t>(position));
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);

@@ -3,11 +3,13 @@
 #include <memory>
 
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_sgd.h>
 
 namespace bench::kernels {
 namespace {
@@ -90,6 +92,17 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device) {
             {"_foreach_",
              "LAMB in a chain of at::_foreach_ operators, norms in fp32, trust ratios left on the device",
              kOfSinglePrecisionNorms, make_lamb_foreach}};
+  }
+  if (work == Work::sgd) {
+    const auto options =
+        torch::optim::SGDOptions(kSettings.lr).momentum(kSgdMomentum).weight_decay(kSettings.weight_decay);
+    return {{"pacer", "pacer::FusedSgd::step()", tolerance,
+             [options](const ModelData& data) {
+               return make_optimizer<pacer::FusedSgd>(data, pacer::FusedSgdOptions(options));
+             }},
+            {"_fused_sgd_", "at::_fused_sgd_: what fused=True does in Python", tolerance, make_fused_sgd},
+            {"torch::optim", "torch::optim::SGD::step() of C++", tolerance,
+             [options](const ModelData& data) { return make_optimizer<torch::optim::SGD>(data, options); }}};
   }
   std::vector<ContenderPlan> plans;
   const auto add = [&](const char* name, const char* meaning,

@@ -39,6 +39,7 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device);
 
 // The same for every contender.
 constexpr AdamWSettings kSettings;
+constexpr double kSgdMomentum = 0.9;
 
 // Copies of the initial parameters, for one contender.
 std::vector<at::Tensor> own_parameters(const ModelData& data);
@@ -51,6 +52,9 @@ Contender make_checked_fused(const ModelData& data);
 Contender make_fused_master(const ModelData& data, bool upcast);
 Contender make_foreach(const ModelData& data);
 Contender make_foreach_norm(const ModelData& data);
+
+// A step of SGD with at::_fused_sgd_.
+Contender make_fused_sgd(const ModelData& data);
 
 // LAMB, which LibTorch does not have: one tensor after the other, and all tensors in each operator.
 Contender make_lamb_loop(const ModelData& data);

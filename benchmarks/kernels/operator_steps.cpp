@@ -112,6 +112,20 @@ Contender make_foreach(const ModelData& data) {
           state->parameters};
 }
 
+Contender make_fused_sgd(const ModelData& data) {
+  const TensorList parameters = own_parameters(data);
+  TensorList buffers;
+  for (const auto& parameter : parameters) buffers.push_back(at::zeros_like(parameter));
+  return {[parameters, buffers, gradients = data.gradients, is_first = true]() mutable {
+            const at::NoGradGuard no_grad;
+            at::_fused_sgd_(parameters, gradients, buffers, kSettings.weight_decay, kSgdMomentum,
+                            kSettings.lr,
+                            /*dampening=*/0, /*nesterov=*/false, /*maximize=*/false, is_first);
+            is_first = false;
+          },
+          parameters};
+}
+
 Contender make_lamb_loop(const ModelData& data) {
   auto state = std::make_shared<Moments>(data);
   return {[state, gradients = data.gradients] {

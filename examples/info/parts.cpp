@@ -15,6 +15,7 @@ const std::vector<Part> kOptimizers = {
     {"FusedAdam", "", "Adam with L2 regularization, one kernel for all tensors"},
     {"FusedAdamW", "", "Adam with decoupled weight decay, one kernel for all tensors"},
     {"FusedLamb", "", "LAMB for large batches: a trust ratio for each tensor"},
+    {"FusedSgd", "", "SGD with momentum, one kernel for all tensors"},
     {"Muon", "", "Muon for hidden matrices, AdamW for the rest"},
     {"OneBitAdam", "", "AdamW whose momentum travels as signs, for many ranks or slow networks"},
     {"OneBitLamb", "", "LAMB whose momentum travels as signs"}};

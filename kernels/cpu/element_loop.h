@@ -29,7 +29,7 @@ struct AdamRange {
   using Types = StorageOf<kStorage>;
   const typename Types::Param* gradient;
   typename Types::Param* parameter;
-  typename Types::State* exp_avg;
+  typename Types::State* exp_avg;         // null for a rule of no moment
   typename Types::State* exp_avg_sq;      // null for a rule of one moment
   typename Types::State* max_exp_avg_sq;  // null without amsgrad
   typename Types::Extra* extra;           // null where there is none
@@ -43,7 +43,8 @@ AdamRange<kStorage> range_of(const Tile& tile, const AdamTensor& tensor, const v
   AdamRange<kStorage> range{};
   range.gradient = static_cast<const typename Types::Param*>(gradient) + tile.offset;
   range.parameter = static_cast<typename Types::Param*>(tensor.parameter) + tile.offset;
-  range.exp_avg = static_cast<typename Types::State*>(tensor.exp_avg) + tile.offset;
+  if (tensor.exp_avg != nullptr)
+    range.exp_avg = static_cast<typename Types::State*>(tensor.exp_avg) + tile.offset;
   if (tensor.exp_avg_sq != nullptr) {
     range.exp_avg_sq = static_cast<typename Types::State*>(tensor.exp_avg_sq) + tile.offset;
   }

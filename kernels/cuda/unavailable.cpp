@@ -14,6 +14,7 @@
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/kernels/onebit_lamb.h>
+#include <pacer/kernels/sgd.h>
 
 namespace pacer::kernels {
 namespace {
@@ -63,6 +64,18 @@ void cautious_muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, 
 }
 void muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
                       const StepScalars*, Stream) {
+  refuse();
+}
+void sgd_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,
+              Stream) {
+  refuse();
+}
+void sgd_momentum_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                       const StepScalars*, Stream) {
+  refuse();
+}
+void sgd_nesterov_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                       const StepScalars*, Stream) {
   refuse();
 }
 void activation_cuda(const ActivationForward&, Stream) { refuse(); }

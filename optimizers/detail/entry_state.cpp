@@ -128,6 +128,7 @@ void prepare_small(ParameterEntry& entry, const StateField& field) {
 std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateField& field) {
   GroupSettings settings;
   settings.amsgrad = entry.amsgrad;
+  settings.has_first_moment = entry.has_first_moment;
   settings.has_second_moment = entry.has_second_moment;
   settings.averages_trust = entry.averages_trust;
   settings.muon = entry.muon;
@@ -148,7 +149,7 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
     const bool in_codes = settings.state_bits == 8;
     switch (kind) {
       case StateKind::moment:
-        return where(true, in_codes ? codes_dtype(kind) : kOfMoments);
+        return where(settings.has_first_moment, in_codes ? codes_dtype(kind) : kOfMoments);
       case StateKind::second_moment:
         return where(settings.has_second_moment, in_codes ? codes_dtype(kind) : kOfMoments);
       case StateKind::max_moment:
@@ -185,10 +186,12 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory) {
     for (ParameterEntry* entry : created) {
       if (field.kind == StateKind::master) fill_master(*entry);
       if (field.kind == StateKind::remainder) fill_remainder(*entry);
+      if (field.kind == StateKind::moment && entry->starts_at_gradient) entry->state->step(0);
     }
   }
   prepare_scales(entries);
   for (ParameterEntry& entry : entries) {
+    if (!entry.has_first_moment) entry.state->exp_avg(at::Tensor());
     if (!entry.has_second_moment) entry.state->exp_avg_sq(at::Tensor());  // somebody else's
     if (!dtype_of(entry, kStateFields[3])) entry.state->master(at::Tensor());
     if (!dtype_of(entry, kStateFields[4])) entry.state->remainder(at::Tensor());

@@ -1,6 +1,8 @@
 // State by parameter name.
 #include <pacer/optimizers/detail/optimizer_archive.h>
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 
 #include <ATen/ops/empty_strided.h>
@@ -66,7 +68,9 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
   for (const StateField& field : kStateFields) {
     const auto dtype = field_dtype(field.kind, storage, in_32_bits);
     if (!dtype) continue;
-    const std::string key = name + "/" + field.name;
+    const std::string key = name + "/" + state.saved_name(field.name);
+    const bool has_begun = !settings.starts_at_gradient || state.step() > 0;
+    if (field.kind == StateKind::moment && !has_begun && saved.count(key) == 0) continue;
     const at::Tensor& tensor = require_tensor(saved, key);
     if (is_coded(field.kind) && are_codes(tensor)) {
       import_codes(registered, range, device, field, saved, state, used);
@@ -83,18 +87,32 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
   }
 }
 
-// Marks both keys as used.
-int64_t import_step(const RegisteredParameter& parameter, const NamedTensors& saved,
-                    std::set<std::string>& used) {
+// Marks the key as used.
+void import_group(const RegisteredParameter& parameter, const NamedTensors& saved,
+                  std::set<std::string>& used) {
   const std::string& name = parameter.name;
   const auto group = require_number<int64_t>(saved, name + "/group");
   require(group == static_cast<int64_t>(parameter.group), "parameter ", parameter.in_message(),
           " is in group ", parameter.group, " but in group ", group,
           " of the state to load; build the same parameter groups");
+  used.insert(name + "/group");
+}
+
+// The same.
+int64_t import_step(const RegisteredParameter& parameter, const NamedTensors& saved,
+                    std::set<std::string>& used) {
+  const std::string& name = parameter.name;
   const auto step = require_number<int64_t>(saved, name + "/step");
   require(step >= 0, "\"", name, "/step\" of the state to load is ", step, ", which is no step count");
-  used.insert({name + "/group", name + "/step"});
+  used.insert(name + "/step");
   return step;
+}
+
+// Whether the next step makes the first moment, and counts from there: a momentum was set that was 0 before.
+bool is_awaited(const FusedAdamStateFields& state, size_t group, const OptimizerView& own) {
+  if (state.exp_avg().defined()) return false;
+  const GroupSettings of_group = own.traits.settings(*own.options(group));
+  return of_group.starts_at_gradient && of_group.has_first_moment;
 }
 
 void require_all_used(const NamedTensors& saved, const std::set<std::string>& used, const char* optimizer) {
@@ -126,16 +144,18 @@ PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& 
     if (!require_number<bool>(saved, prefix + "has_state")) continue;  // it never had a gradient
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
-    fields.step(import_step(parameter, saved, used));
-    const bool amsgrad = own.traits.settings(*pending.options[parameter.group]).amsgrad;
+    import_group(parameter, saved, used);
+    fields.step(fields.may_lack_step() ? 1 : import_step(parameter, saved, used));
+    const GroupSettings of_group = own.traits.settings(*pending.options[parameter.group]);
     for (const StateField& field : kStateFields) {
       const bool is_max = field.kind == StateKind::max_moment;
-      if (field.kind != StateKind::moment && field.kind != StateKind::second_moment && !is_max) continue;
-      const std::string key = prefix + field.name, exists = key + "/exists";
+      const bool is_second = field.kind == StateKind::second_moment || is_max;
+      if (field.kind != StateKind::moment && !(is_second && of_group.has_second_moment)) continue;
+      const std::string key = prefix + fields.saved_name(field.name), exists = key + "/exists";
       const bool is_there = require_number<bool>(saved, exists);
       used.insert({key, exists});
-      require(is_there == (!is_max || amsgrad), "the state to load has ", is_there ? "a" : "no", " \"", key,
-              "\", which does not fit amsgrad of its group");
+      require(is_there == (!is_max || of_group.amsgrad), "the state to load has ", is_there ? "a" : "no",
+              " \"", key, "\", which does not fit amsgrad of its group");
       if (!is_there) continue;
       const at::Tensor& tensor = require_tensor(saved, key);
       require(tensor.sizes() == parameter.tensor.sizes() && at::isFloatingType(tensor.scalar_type()), "\"",
@@ -192,11 +212,12 @@ NamedTensors export_state(const OptimizerView& own) {
         !has_state ? nullptr
                    : dynamic_cast<const FusedAdamStateFields*>(adopted ? adopted.get() : found->second.get());
     exported[parameter.name + "/group"] = number_tensor(static_cast<int64_t>(parameter.group));
-    exported[parameter.name + "/step"] = number_tensor(state ? state->step() : int64_t{0});
+    const bool is_counted = state && !(state->may_lack_step() && is_awaited(*state, parameter.group, own));
+    exported[parameter.name + "/step"] = number_tensor(is_counted ? state->step() : int64_t{0});
     if (state == nullptr) continue;
     for (const StateField& field : kStateFields) {
       const at::Tensor& tensor = (state->*field.read)();
-      if (tensor.defined()) exported[parameter.name + "/" + field.name] = tensor;
+      if (tensor.defined()) exported[parameter.name + "/" + state->saved_name(field.name)] = tensor;
       if (is_coded(field.kind) && are_codes(tensor))
         add_strides(parameter.name, tensor.sizes(), tensor.strides(), exported);
     }
@@ -231,10 +252,16 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
   }
   for (const RegisteredParameter& parameter : own.parameters()) {
     const std::string& name = parameter.name;
+    import_group(parameter, saved, used);
     const int64_t step = import_step(parameter, saved, used);
-    if (saved.count(name + "/exp_avg") == 0 && step == 0) continue;  // it never had a gradient
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
+    const auto has = [&](const StateField& field) {
+      return saved.count(name + "/" + fields.saved_name(field.name)) != 0;
+    };
+    const bool starts_later = settings[parameter.group].starts_at_gradient;
+    const auto* const last = starts_later ? std::end(kStateFields) : std::begin(kStateFields) + 1;
+    if (std::none_of(std::begin(kStateFields), last, has) && step == 0) continue;  // it never had a gradient
     fields.step(step);
     import_tensors(parameter, own.range_of(parameter), own.state_on_host, settings[parameter.group], saved,
                    fields, used);

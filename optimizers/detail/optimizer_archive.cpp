@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <exception>
 #include <numeric>
+#include <type_traits>
 #include <unordered_map>
 
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/option_fields.h>
@@ -82,7 +84,7 @@ ParamStates read_states(InputArchive& archive, const OptimizerTraits& traits) {
   return states;
 }
 
-// Adam's state as this optimizer's own, with its tensors or copies of them.
+// A state of torch's as this optimizer's own, with its tensors or copies of them.
 template <class TorchState>
 std::unique_ptr<torch::optim::OptimizerParamState> own_state_of(const OptimizerTraits& traits,
                                                                 const TorchState& torch, bool copies) {
@@ -91,9 +93,14 @@ std::unique_ptr<torch::optim::OptimizerParamState> own_state_of(const OptimizerT
   };
   auto state = traits.make_state();
   auto& fields = static_cast<FusedAdamStateFields&>(*state);
-  fields.step(torch.step());
-  fields.exp_avg(take(torch.exp_avg())).exp_avg_sq(take(torch.exp_avg_sq()));
-  fields.max_exp_avg_sq(take(torch.max_exp_avg_sq()));
+  if constexpr (std::is_same_v<TorchState, torch::optim::SGDParamState>) {
+    fields.step(torch.momentum_buffer().defined() ? 1 : 0);  // it counts none; the first one makes the buffer
+    fields.exp_avg(take(torch.momentum_buffer()));
+  } else {
+    fields.step(torch.step());
+    fields.exp_avg(take(torch.exp_avg())).exp_avg_sq(take(torch.exp_avg_sq()));
+    fields.max_exp_avg_sq(take(torch.max_exp_avg_sq()));
+  }
   return state;
 }
 
@@ -147,6 +154,9 @@ std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
   if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
     return own_state_of(traits, *adamw, /*copies=*/false);
   }
+  if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
+    return own_state_of(traits, *sgd, /*copies=*/false);
+  }
   return nullptr;
 }
 
@@ -160,10 +170,12 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
     const auto found = pending.states.find(parameter.key());
     if (found == pending.states.end()) continue;
     const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
-    const bool has_second_moment = settings[parameter.group].has_second_moment;
-    require(state.exp_avg().defined() && (state.exp_avg_sq().defined() || !has_second_moment),
-            "the state of parameter ", parameter.in_message(), " lacks a moment (exp_avg or exp_avg_sq)",
-            kNothing);
+    const GroupSettings& of_group = settings[parameter.group];
+    const bool has_begun = !of_group.starts_at_gradient || state.step() > 0;
+    require(state.exp_avg().defined() || !of_group.has_first_moment || !has_begun, "the state of parameter ",
+            parameter.in_message(), " lacks a moment (", state.saved_name("exp_avg"), ")", kNothing);
+    require(state.exp_avg_sq().defined() || !of_group.has_second_moment, "the state of parameter ",
+            parameter.in_message(), " lacks a moment (exp_avg_sq)", kNothing);
     const ParameterRange* range = own.range_of(parameter);
     check_state(state, parameter.tensor.sizes(), range ? std::optional(range->count) : std::nullopt,
                 parameter.name);
@@ -213,9 +225,9 @@ PendingState read_optimizer(InputArchive& archive, const OptimizerView& own) {
   try {
     InputArchive state_archive, groups_archive;
     archive.read("state", state_archive);
-    labelled = read_states(state_archive, traits);
     archive.read("param_groups", groups_archive);
-    saved_groups = read_groups(groups_archive, own);
+    saved_groups = read_groups(groups_archive, own);  // first, because options say which optimizer it was
+    labelled = read_states(state_archive, traits);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -275,5 +287,7 @@ template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(cons
                                                                             const OptimizerView&);
 template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(const torch::optim::Optimizer&,
                                                                              const OptimizerView&);
+template PendingState copy_of_torch_optimizer<torch::optim::SGDParamState>(const torch::optim::Optimizer&,
+                                                                           const OptimizerView&);
 
 }  // namespace pacer::detail

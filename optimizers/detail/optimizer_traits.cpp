@@ -4,8 +4,10 @@
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 
 #include <pacer/kernels/adam_8bit.h>
+#include <pacer/kernels/sgd.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/option_visitors.h>
 
@@ -21,6 +23,15 @@ void check_paging(const char* optimizer, const Paging& paging) {
   require(paging.headroom() >= 0, optimizer, ": headroom must be >= 0 bytes, not ", paging.headroom());
   require(paging.page_bytes() >= kSmallestPage, optimizer, ": page_bytes must be >= ", kSmallestPage,
           ", not ", paging.page_bytes());
+}
+
+void check_sgd(const char* optimizer, const FusedSgdOptions& options) {
+  require(!options.nesterov() || (options.momentum() > 0 && options.dampening() == 0), optimizer,
+          ": Nesterov's momentum needs a momentum above 0 and a dampening of 0, not ", options.momentum(),
+          " and ", options.dampening());
+  require(
+      !options.paged() || options.momentum() > 0, optimizer,
+      ": without a momentum there is no buffer that could be paged; leave paged unset, or set a momentum");
 }
 
 template <class Options>
@@ -45,7 +56,9 @@ void check_state_bits(const char* optimizer, const Options& options) {
 template <class Options>
 void check_options(const char* optimizer, const Options& options) {
   check_ranges(optimizer, options);
-  if constexpr (!kIsAdam<Options>) {
+  if constexpr (kIsSgd<Options>) {
+    check_sgd(optimizer, options);
+  } else if constexpr (!kIsAdam<Options>) {
     require(!options.wants_amsgrad(), optimizer,
             ": amsgrad was set, which this optimizer does not have; leave it");
   }
@@ -60,7 +73,7 @@ void check_options(const char* optimizer, const Options& options) {
             ": stochastic rounding is for bf16 parameters without master weights; set "
             "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
     if (options.paged()) check_paging(optimizer, *options.paged());
-    check_state_bits(optimizer, options);
+    if constexpr (!kIsSgd<Options>) check_state_bits(optimizer, options);
   }
   if constexpr (kIsLamb<Options>) {
     require(options.max_coeff() >= options.min_coeff(), optimizer,
@@ -84,7 +97,22 @@ void check_options(const char* optimizer, const Options& options) {
 template <class Options>
 kernels::WeightDecay decay_mode(const Options& options) {
   if (options.weight_decay() == 0 || kIsLamb<Options>) return kernels::WeightDecay::none;
-  return kIs<FusedAdamOptions, Options> ? kernels::WeightDecay::l2 : kernels::WeightDecay::decoupled;
+  const bool is_l2 = kIs<FusedAdamOptions, Options> || kIsSgd<Options>;
+  return is_l2 ? kernels::WeightDecay::l2 : kernels::WeightDecay::decoupled;
+}
+
+void set_sgd(const FusedSgdOptions& options, GroupSettings& settings) {
+  using kernels::SgdMomentum;
+  settings.kernel.beta1 = options.momentum();
+  settings.kernel.beta2 = options.dampening();
+  settings.kernel.bias_correction = 0;
+  settings.has_first_moment = options.momentum() > 0;
+  settings.has_second_moment = false;
+  settings.starts_at_gradient = true;
+  settings.maximizes = options.maximize();
+  settings.loops = &kernels::sgd_update(!settings.has_first_moment ? SgdMomentum::none
+                                        : options.nesterov()       ? SgdMomentum::nesterov
+                                                                   : SgdMomentum::plain);
 }
 
 template <class Options>
@@ -92,14 +120,18 @@ GroupSettings settings_of(const Options& options) {
   GroupSettings settings;
   kernels::RuleSettings& kernel = settings.kernel;
   kernel.learning_rate = options.lr();
-  kernel.beta1 = std::get<0>(options.betas());
-  kernel.beta2 = std::get<1>(options.betas());
-  kernel.epsilon = options.eps();
   kernel.weight_decay = options.weight_decay();
   kernel.decay_mode = decay_mode(options);
-  kernel.bias_correction = options.bias_correction();
   settings.master_weights = options.master_weights();
-  settings.amsgrad = options.wants_amsgrad();
+  if constexpr (kIsSgd<Options>) {
+    set_sgd(options, settings);
+  } else {
+    kernel.beta1 = std::get<0>(options.betas());
+    kernel.beta2 = std::get<1>(options.betas());
+    kernel.epsilon = options.eps();
+    kernel.bias_correction = options.bias_correction();
+    settings.amsgrad = options.wants_amsgrad();
+  }
   if constexpr (kIsLamb<Options>) {
     kernel.rule = kernels::UpdateRule::lamb;
     kernel.min_coeff = options.min_coeff();
@@ -115,9 +147,11 @@ GroupSettings settings_of(const Options& options) {
     kernel.seed = options.seed();
     settings.finite_check = options.finite_check();
     settings.rounding = options.rounding();
+    settings.paging = options.paged();
+  }
+  if constexpr (!kIsOneBit<Options> && !kIsSgd<Options>) {
     settings.state_bits = options.state_bits();
     if (settings.state_bits == 8) settings.loops = &kernels::kAdam8BitUpdate;
-    settings.paging = options.paged();
   }
   if constexpr (kIs<OwnRuleOptions, Options>) {
     settings.loops = &options.rule().loops();
@@ -150,6 +184,7 @@ class TraitsOf final : public OptimizerTraits {
       : OptimizerTraits(optimizer,
                         kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
                         : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
+                        : kIsSgd<Options>                 ? "torch::optim::SGD"
                                                           : nullptr,
                         kIsOneBit<Options>, kIsMuon<Options>) {}
 
@@ -162,9 +197,11 @@ class TraitsOf final : public OptimizerTraits {
   std::unique_ptr<OptimizerOptions> adopt(const OptimizerOptions& options,
                                           const OptimizerOptions& own) const override {
     if (owns(options)) return options.clone();
-    if constexpr (kIsAdam<Options>) {
-      using Torch = std::conditional_t<kIs<FusedAdamOptions, Options>, torch::optim::AdamOptions,
-                                       torch::optim::AdamWOptions>;
+    if constexpr (kHasTorch<Options>) {
+      using Torch =
+          std::conditional_t<kIsSgd<Options>, torch::optim::SGDOptions,
+                             std::conditional_t<kIs<FusedAdamOptions, Options>, torch::optim::AdamOptions,
+                                                torch::optim::AdamWOptions>>;
       if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
         auto adopted = std::make_unique<Options>(own_type(own));
         adopted->take(*torch);
@@ -192,7 +229,7 @@ class TraitsOf final : public OptimizerTraits {
   }
 
   void inherit(OptimizerOptions& options, const OptimizerOptions& defaults) const override {
-    if constexpr (kGroupsInheritDefaults && kIsAdam<Options>) {
+    if constexpr (kGroupsInheritDefaults && kHasTorch<Options>) {
       take_unchanged(own_type(defaults), static_cast<Options&>(options));
     }
   }
@@ -266,12 +303,13 @@ const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<FusedAdamOptions, FusedAdamParamState> adam;
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
+  static const TraitsOf<FusedSgdOptions, FusedSgdParamState> sgd;
   static const TraitsOf<MuonOptions, MuonParamState> muon;
   static const TraitsOf<OneBitMuonOptions, OneBitMuonParamState> onebit_muon;
   static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
-  const std::array<const OptimizerTraits*, 7> all = {&adam,        &adamw,       &lamb,       &muon,
-                                                     &onebit_muon, &onebit_adam, &onebit_lamb};
+  const std::array<const OptimizerTraits*, 8> all = {&adam, &adamw,       &lamb,        &sgd,
+                                                     &muon, &onebit_muon, &onebit_adam, &onebit_lamb};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;
   }

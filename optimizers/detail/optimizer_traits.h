@@ -56,7 +56,12 @@ struct MuonSettings {
 struct GroupSettings {
   kernels::RuleSettings kernel;
   bool amsgrad = false;
-  bool has_second_moment = true;                // states have exp_avg_sq
+  bool has_first_moment = true;   // states have exp_avg
+  bool has_second_moment = true;  // states have exp_avg_sq
+  // The first gradient is the first moment as it is, in the first step with one: a state that gets its first moment later
+  // counts its steps from there.
+  bool starts_at_gradient = false;
+  bool maximizes = false;                       // gradients are negated
   const kernels::UpdateLoops* loops = nullptr;  // null: Adam's, with moments in 32 bits
   std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
   bool finite_check = false;

@@ -13,6 +13,7 @@
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/own_rule.h>
+#include <pacer/optimizers/sgd_options.h>
 
 namespace pacer::detail {
 
@@ -48,6 +49,11 @@ template <class... Options>
 constexpr bool kIsOneBit = kIs<OneBitAdamOptions, Options...> || kIs<OneBitLambOptions, Options...>;
 template <class... Options>
 constexpr bool kIsMuon = kIs<MuonOptions, Options...> || kIs<OneBitMuonOptions, Options...>;
+template <class... Options>
+constexpr bool kIsSgd = kIs<FusedSgdOptions, Options...>;
+// Whether there is an optimizer of the same rule in torch, whose options and states are taken for its own.
+template <class... Options>
+constexpr bool kHasTorch = kIsAdam<Options...> || kIsSgd<Options...>;
 
 // Calls visit(OptionField, value) for every field of the options, const or not; of several structs
 // visit(OptionField, value, other value ...). These are the options that say when the variance freezes,
@@ -90,17 +96,26 @@ template <class Visit, class... Options>
 void visit_options(const Visit& visit, Options&... o) {
   constexpr bool kOfTorch = true;
   visit(OptionField{"lr", Range::at_least_zero, kOfTorch}, o.lr()...);
-  visit(OptionField{"betas", Range::below_one, kOfTorch}, o.betas()...);
-  visit(OptionField{"eps", Range::at_least_zero, kOfTorch}, o.eps()...);
+  if constexpr (kIsSgd<Options...>) {
+    visit(OptionField{"momentum", Range::below_one, kOfTorch}, o.momentum()...);
+    visit(OptionField{"dampening", Range::below_one, kOfTorch}, o.dampening()...);
+    visit(OptionField{"nesterov", Range::any, kOfTorch}, o.nesterov()...);
+    visit(OptionField{"maximize"}, o.maximize()...);
+  } else {
+    visit(OptionField{"betas", Range::below_one, kOfTorch}, o.betas()...);
+    visit(OptionField{"eps", Range::at_least_zero, kOfTorch}, o.eps()...);
+    visit(OptionField{"bias_correction"}, o.bias_correction()...);
+  }
   visit(OptionField{"weight_decay", Range::at_least_zero, kOfTorch}, o.weight_decay()...);
   if constexpr (kIsAdam<Options...>) visit(OptionField{"amsgrad", Range::any, kOfTorch}, o.amsgrad()...);
   visit(OptionField{"initial_lr", Range::at_least_zero}, o.initial_lr()...);
-  visit(OptionField{"bias_correction"}, o.bias_correction()...);
   visit(OptionField{"master_weights"}, o.master_weights()...);
   if constexpr (!kIsOneBit<Options...>) {
     visit(OptionField{"finite_check"}, o.finite_check()...);
     visit(OptionField{"rounding"}, o.rounding()...);
     visit(OptionField{"seed"}, o.seed()...);
+  }
+  if constexpr (!kIsOneBit<Options...> && !kIsSgd<Options...>) {
     OptionField bits{"state_bits"};
     bits.is_saved = false;
     visit(bits, o.state_bits()...);

@@ -28,6 +28,7 @@ template <class Options>
 constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedAdam"
                                      : kIs<FusedAdamWOptions, Options> ? "FusedAdamW"
                                      : kIs<FusedLambOptions, Options>  ? "FusedLamb"
+                                     : kIs<FusedSgdOptions, Options>   ? "FusedSgd"
                                      : kIs<MuonOptions, Options>       ? "Muon"
                                      : kIs<OneBitMuonOptions, Options> ? "OneBitMuon"
                                      : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
@@ -169,8 +170,8 @@ template <class Options>
 void read_options(Options& options, torch::serialize::InputArchive& archive) {
   std::set<std::string> known = {"state_version", "optimizer"};
   c10::IValue saved;
-  // 0: torch's.
-  int64_t version = kIsAdam<Options> && !archive.try_read("bias_correction", saved) ? 0 : 1;
+  // 0: torch's, which lack this option.
+  int64_t version = kHasTorch<Options> && !archive.try_read("master_weights", saved) ? 0 : 1;
   if (archive.try_read("state_version", saved)) version = saved.toInt();
   const bool says_which = archive.try_read("optimizer", saved);
   require(says_which || version < kNamesSince, "the archive has no option \"optimizer\"");

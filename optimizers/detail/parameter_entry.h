@@ -28,7 +28,9 @@ struct ParameterEntry {
   int64_t first_element = 0;  // real elements registered before these
   kernels::AdamStorage storage = kernels::AdamStorage::f32;
   bool amsgrad = false;
+  bool has_first_moment = true;
   bool has_second_moment = true;
+  bool starts_at_gradient = false;
   bool averages_trust = false;
   int64_t state_bits = 32;           // of moments
   std::optional<MuonSettings> muon;  // of its group

@@ -1,6 +1,7 @@
 #include <pacer/optimizers/detail/saved_by.h>
 
 #include <algorithm>
+#include <map>
 
 #include <ATen/ops/empty.h>
 
@@ -11,10 +12,12 @@ namespace pacer::detail {
 
 void require_same_optimizer(const std::string& saved, const std::string& own) {
   const std::string torchs = "torch::optim::";
-  const bool is_torchs_adam = saved == torchs + "Adam" || saved == torchs + "AdamW";
+  const std::map<std::string, const char*> takers = {
+      {torchs + "Adam", "FusedAdam"}, {torchs + "AdamW", "FusedAdamW"}, {torchs + "SGD", "FusedSgd"}};
+  const auto taker = takers.find(saved);
   require(
       saved == own, "the state to load was saved by ", saved, ", but this is ", own, "; go on with ", saved,
-      is_torchs_adam ? ", or with Fused" + saved.substr(torchs.size()) + ", which takes its state over" : "");
+      taker != takers.end() ? concatenate(", or with ", taker->second, ", which takes its state over") : "");
 }
 
 void write_saved_by(const std::string& optimizer, NamedTensors& state) {

@@ -106,7 +106,9 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
     plan_.regroup();
     ++enqueue_version_;
   }
-  for (GroupSettings& of_group : plan_.settings) of_group.kernel.factor = guard_ ? 1.0 : average_;
+  for (GroupSettings& of_group : plan_.settings) {
+    of_group.kernel.factor = (of_group.maximizes ? -1.0 : 1.0) * (guard_ ? 1.0 : average_);
+  }
   plan_.step_groups.configure(plan_.settings, plan_.local_weight());
   plan_.find_gradients();
   if (plan_.products) plan_.products->agree(plan_.entries, plan_.taking_part);

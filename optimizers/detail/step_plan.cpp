@@ -73,8 +73,13 @@ ParameterEntry StepPlan::make_entry(const RegisteredParameter& parameter,
   entry.group = parameter.group;
   const auto range = ranges_.find(parameter.key());
   entry.range = range != ranges_.end() ? range->second : ParameterRange{0, parameter.tensor.numel()};
+  require(!paging_ || of_group.has_first_moment, traits->name, ": group ", parameter.group,
+          " has no momentum and so no buffer that could be paged; set a momentum in every group, or make the "
+          "optimizer without paged()");
   entry.amsgrad = of_group.amsgrad;
+  entry.has_first_moment = of_group.has_first_moment;
   entry.has_second_moment = of_group.has_second_moment;
+  entry.starts_at_gradient = of_group.starts_at_gradient;
   entry.averages_trust = of_group.averages_trust;
   entry.state_bits = of_group.state_bits;
   entry.muon = of_group.muon;
@@ -174,7 +179,8 @@ void StepPlan::make(const ParamGroups& groups, ParamStates& states, const Tensor
   check_entries();
   if (!entries.empty()) device = entries.front().parameter.device();
   refuse_capture(device);  // also refuses CUDA in a build without it
-  const kernels::UpdateLoops* const loops = settings.empty() ? nullptr : settings[0].loops;
+  const kernels::UpdateLoops* const loops =
+      settings.empty() ? nullptr : settings[0].loops;  // all groups' or none's
   require(!device.is_cpu() || loops == nullptr || loops->cpu != nullptr, traits->name,
           ": its rule has no loop for the CPU; compile one (kernels/cpu/element_loop.h), or move the "
           "parameters to a GPU");
@@ -203,7 +209,9 @@ void StepPlan::create_states(ParamStates& states) {
 }
 
 void StepPlan::build_tables() {
-  std::map<std::tuple<kernels::AdamStorage, bool, int64_t, std::optional<MuonSettings>>, size_t> table_of;
+  using Key =
+      std::tuple<kernels::AdamStorage, bool, const kernels::UpdateLoops*, std::optional<MuonSettings>>;
+  std::map<Key, size_t> table_of;
   for (size_t i = 0; i < entries.size(); ++i) {
     ParameterEntry& entry = entries[i];
     entry_of_.emplace(entry.parameter.unsafeGetTensorImpl(), i);
@@ -212,8 +220,8 @@ void StepPlan::build_tables() {
       compressed_entries.push_back(i);
     } else {
       const GroupSettings& of_group = settings[entry.group];
-      const auto [found, is_new] = table_of.emplace(
-          std::make_tuple(entry.storage, entry.amsgrad, entry.state_bits, of_group.muon), tables.size());
+      const auto [found, is_new] =
+          table_of.emplace(Key(entry.storage, entry.amsgrad, of_group.loops, of_group.muon), tables.size());
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
                             of_group.kernel.rule, of_group.muon,

@@ -112,6 +112,7 @@ class StepPlan {
   // What the plan depends on in a group: the number of its parameters, and these options.
   struct PlannedGroup {
     size_t parameters;
+    const kernels::UpdateLoops* loops;
     int64_t state_bits;
     bool amsgrad, averages_trust, is_compressed;
     MasterWeights master_weights;
@@ -119,9 +120,10 @@ class StepPlan {
     std::optional<MuonSettings> muon;
 
     bool operator==(const PlannedGroup& other) const {
-      return parameters == other.parameters && state_bits == other.state_bits && amsgrad == other.amsgrad &&
-             averages_trust == other.averages_trust && is_compressed == other.is_compressed &&
-             master_weights == other.master_weights && rounding == other.rounding && muon == other.muon;
+      return parameters == other.parameters && loops == other.loops && state_bits == other.state_bits &&
+             amsgrad == other.amsgrad && averages_trust == other.averages_trust &&
+             is_compressed == other.is_compressed && master_weights == other.master_weights &&
+             rounding == other.rounding && muon == other.muon;
     }
   };
 

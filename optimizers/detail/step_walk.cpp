@@ -150,6 +150,7 @@ double StepPlan::local_weight() const {
 StepPlan::PlannedGroup StepPlan::planned(const ParamGroups& groups, size_t group) const {
   const GroupSettings& of_group = settings[group];
   return {groups[group].params().size(),
+          of_group.loops,
           of_group.state_bits,
           of_group.amsgrad,
           of_group.averages_trust,

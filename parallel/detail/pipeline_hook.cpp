@@ -108,7 +108,7 @@ void PipelineHook::attach(SessionParts& parts) {
   require(
       optimizer == nullptr || optimizer->local_parameters().empty(),
       "a 1-bit optimizer cannot train a Pipeline: its ranks exchange momentum of the same parameters, and "
-      "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb or one of torch's");
+      "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd or one of torch's");
   std::unordered_set<const void*> own;
   for (const auto& item : stage_model_.parameters()) own.insert(item.value().unsafeGetTensorImpl());
   for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {

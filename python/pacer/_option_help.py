@@ -2,21 +2,21 @@
 
 NAMES = {
     "FusedAdam":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
-        ' seed amsgrad',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits amsgrad',
     "FusedAdamW":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
-        ' seed amsgrad',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits amsgrad',
     "FusedLamb":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
-        ' seed min_coeff max_coeff adapt',
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits min_coeff max_coeff adapt',
     "Muon":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
-        ' seed orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
         'normalize_rows row_beta cautious_decay',
     "OneBitMuon":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
-        ' seed orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits orthogonalize momentum nesterov adjust_lr_fn ns_steps ns_coefficients precision split '
         'normalize_rows row_beta cautious_decay scale block_scales compress_alone hierarchical',
     "OneBitAdam":
         'lr betas eps weight_decay initial_lr bias_correction master_weights scale block_scales '
@@ -28,7 +28,10 @@ NAMES = {
         'freeze_step freeze_automatically allow_early_freeze variance_floor compress_vectors one_bit '
         'bucket_bytes overlap_backward',
     "OwnRule":
-        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding state_bits'
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits',
+    "FusedSgd":
+        'lr momentum dampening weight_decay nesterov maximize initial_lr master_weights finite_check rounding'
         ' seed',
 }
 
@@ -40,9 +43,9 @@ MEANINGS = {
     "eps":
         'Added to the denominator, outside the square root, >= 0.',
     "weight_decay":
-        'How strongly a step pulls parameters to zero, >= 0. Adam adds weight_decay * parameter to the '
-        'gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB '
-        'add it to the update, before the trust ratio scales that.',
+        'How strongly a step pulls parameters to zero, >= 0. Adam and SGD add weight_decay * parameter to the'
+        ' gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB'
+        ' add it to the update, before the trust ratio scales that.',
     "initial_lr":
         'The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule '
         'first sets it to lr.',
@@ -58,12 +61,12 @@ MEANINGS = {
         'optimizer. A check reads the gradients once more.',
     "rounding":
         'How bf16 parameters without master weights are rounded.',
+    "seed":
+        'The seed of stochastic rounding.',
     "state_bits":
         'Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW and the groups of Muon that take AdamW. In 8 '
         'bits both moments together take 2.125 bytes per parameter: codes, and a scale for every 32 elements.'
         ' It belongs to the run and is not saved; state of the other format is converted by the next step.',
-    "seed":
-        'The seed of stochastic rounding.',
     "amsgrad":
         'Divide by the running maximum of the second moment (Reddi et al., arXiv:1904.09237).',
     "min_coeff":
@@ -79,9 +82,10 @@ MEANINGS = {
         "AdamW's rule, for embeddings, the last layer, and vectors. It must stay as it is once the group has "
         'taken a step.',
     "momentum":
-        "The decay rate of Muon's momentum, in [0, 1).",
+        'The decay rate of the momentum, in [0, 1).',
     "nesterov":
-        'Muon looks ahead: the gradient and the momentum are orthogonalised together.',
+        "Nesterov's momentum: a step looks ahead, by the gradient and the momentum together. Muon "
+        'orthogonalises the two as one; SGD needs a momentum above 0 and no dampening for it.',
     "adjust_lr_fn":
         "The factor of Muon's steps; torch.optim.Muon's default is original.",
     "ns_steps":
@@ -166,4 +170,9 @@ MEANINGS = {
         'stays between factor_min and factor_max, 0 < factor_min <= factor_max.',
     "factor_threshold":
         'From one step to the next the factor changes by at most this share, in [0, 1).',
+    "dampening":
+        'How much of a gradient does not enter the momentum, in [0, 1); the first one enters whole, as in '
+        'torch.',
+    "maximize":
+        'Steps go up the gradient.',
 }

@@ -37,6 +37,18 @@ class FusedLambOptions(_Fused, total=False):
     adapt: bool
 
 
+class FusedSgdOptions(TypedDict, total=False):
+    momentum: float
+    dampening: float
+    weight_decay: float
+    nesterov: bool
+    maximize: bool
+    finite_check: bool
+    master_weights: MasterWeights
+    rounding: Literal["nearest", "stochastic"]
+    seed: int
+
+
 class _Muon(_Fused, total=False):
     orthogonalize: bool
     momentum: float

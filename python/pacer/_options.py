@@ -18,7 +18,7 @@ Group = dict[str, Any]
 _KEYS_OF_TORCH = {
     "params", "param_names", "lr", "initial_lr", "min_lr", "max_lr", "swa_lr", "base_momentum", "max_momentum",
 }  # fmt: skip
-# Options of torch's Adam and AdamW that change what a step computes, and have no counterpart.
+# Options of torch's optimizers that change what a step computes, and mostly have no counterpart.
 _ASKS_OF_TORCH = ("maximize", "differentiable")
 # Those, and what only says how torch computes a step.
 OF_TORCH = frozenset({*_ASKS_OF_TORCH, "foreach", "capturable", "fused", "decoupled_weight_decay"})
@@ -55,10 +55,10 @@ def refuse_misspelled(kind: str, options: Group, group: Group) -> None:
             raise ValueError(unknown(kind, name, options))
 
 
-def refuse_torchs(kind: str, group: Group) -> None:
-    """Raises ValueError where a group has something on that only torch's optimizers do."""
+def refuse_torchs(kind: str, options: Group, group: Group) -> None:
+    """Raises ValueError where a group has something on that only torch's optimizers do. `options`: names and defaults."""
     for name in _ASKS_OF_TORCH:
-        if group.get(name):
+        if group.get(name) and name not in options:
             raise ValueError(f'{kind} has no option "{name}", which a parameter group has on; leave it out.')
     if kind == "FusedAdam" and group.get("decoupled_weight_decay") and group.get("weight_decay"):
         raise ValueError("FusedAdam has no decoupled weight decay, which a parameter group has on; use FusedAdamW.")

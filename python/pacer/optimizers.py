@@ -1,4 +1,4 @@
-"""FusedAdam, FusedAdamW, FusedLamb and Muon as torch.optim optimizers.
+"""FusedAdam, FusedAdamW, FusedLamb, FusedSgd and Muon as torch.optim optimizers.
 
 The optimizer itself is C++. This file keeps torch's interface in front of it: parameter groups are dictionaries, which
 each step compares with what C++ was told last; `state` is read from C++ when somebody asks for it.
@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
-from ._option_types import FusedAdamOptions, FusedLambOptions, MuonOptions
+from ._option_types import FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions
 from .communicator import Communicator
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
@@ -43,6 +43,7 @@ class _FusedOptimizer(Optimizer):
     _options: ClassVar[dict[str, Any]]  # names and defaults
     _of_others: ClassVar[frozenset[str]] = frozenset()  # options that tell states of other optimizers of the same fields
     _needed: ClassVar[frozenset[str]] = frozenset({"step", "exp_avg", "exp_avg_sq"})  # state of every parameter
+    _known: ClassVar[frozenset[str]] = _STATE  # what the state of a parameter may have
     _is_decoupled: ClassVar[Optional[bool]] = None  # of Adam's family: how weight decay enters
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
 
@@ -71,7 +72,8 @@ class _FusedOptimizer(Optimizer):
 
     def _seen(self, group: dict[str, Any]) -> tuple[Any, ...]:
         """Returns what a step compares. Betas may change in place, so it holds their numbers."""
-        return (*options_of.betas_of(self._kind, group), *[group[n] for n in self._options if n != "betas"])
+        betas = options_of.betas_of(self._kind, group) if "betas" in self._options else ()
+        return (*betas, *[group[n] for n in self._options if n != "betas"])
 
     def _world(self) -> Any:
         """Returns the ranks that train together, as C++ has them."""
@@ -104,9 +106,10 @@ class _FusedOptimizer(Optimizer):
         """Adds a group; what it does not say is as in the defaults. Of a group that comes from torch's Adam or AdamW, what
         says how torch computes a step is left out."""
         if isinstance(param_group, dict):
-            options_of.refuse_torchs(self._kind, param_group)
+            options_of.refuse_torchs(self._kind, self._options, param_group)
             if not options_of.OF_TORCH.isdisjoint(param_group):  # which may still be another optimizer's
-                param_group = {k: v for k, v in param_group.items() if k not in options_of.OF_TORCH}
+                of_torch = options_of.OF_TORCH - self._options.keys()
+                param_group = {k: v for k, v in param_group.items() if k not in of_torch}
             options_of.refuse_misspelled(self._kind, self._options, param_group)
         super().add_param_group(param_group)
         try:
@@ -125,7 +128,7 @@ class _FusedOptimizer(Optimizer):
                     f"{self._kind}: other parameters were put into group {g}; use add_param_group, or make a new optimizer."
                 )
             if not options_of.OF_TORCH.isdisjoint(group):
-                options_of.refuse_torchs(self._kind, group)
+                options_of.refuse_torchs(self._kind, self._options, group)
             seen, lr = self._seen(group), group["lr"]
             if seen != self._sent[g]:
                 self._handle.set_options(g, *self._in_words(group))
@@ -231,8 +234,8 @@ class _FusedOptimizer(Optimizer):
         super().__setstate__(state)
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
-            options_of.refuse_torchs(self._kind, group)
-            for name in options_of.OF_TORCH:
+            options_of.refuse_torchs(self._kind, self._options, group)
+            for name in options_of.OF_TORCH - self._options.keys():
                 group.pop(name, None)
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
@@ -247,8 +250,10 @@ class _FusedOptimizer(Optimizer):
         for g, params in enumerate(self._params):
             for i, parameter in enumerate(params):
                 if fields := loaded.get(parameter):
+                    fields = {name: value for name, value in fields.items() if value is not None}
                     self._check_state(parameter, fields)
-                    step = torch.as_tensor(fields["step"], dtype=torch.float64).reshape(())
+                    # torch's SGD counts no steps; the first one made its buffer
+                    step = torch.as_tensor(fields.get("step", float(bool(fields))), dtype=torch.float64).reshape(())
                     tensors = {name: value.detach() for name, value in fields.items() if name != "step"}
                     self._handle.set_state(g, i, {**tensors, "step": step})
 
@@ -257,7 +262,7 @@ class _FusedOptimizer(Optimizer):
         advice = "load the state of an optimizer of this class with the same parameters."
         for name in sorted(self._needed - fields.keys()):
             raise ValueError(f'{self._kind}: the state to load has no "{name}"; {advice}')
-        for name in sorted(fields.keys() - _STATE):
+        for name in sorted(fields.keys() - self._known):
             raise ValueError(f'{self._kind}: the state to load has "{name}", which is not known here; {advice}')
         for name in sorted(fields.keys() - {"step"}):
             shape = tuple(fields[name].shape) if isinstance(fields[name], torch.Tensor) else None
@@ -335,7 +340,7 @@ class FusedAdam(_FusedOptimizer):
     """Adam (Kingma & Ba, arXiv:1412.6980) with one kernel for all parameters; weight decay is L2."""
 
     _kind = "FusedAdam"
-    _of_others = frozenset({"min_coeff"})
+    _of_others = frozenset({"min_coeff", "dampening"})
     _is_decoupled = False
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
 
@@ -349,7 +354,7 @@ class FusedAdamW(_FusedOptimizer):
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101): as FusedAdam, with decoupled weight decay."""
 
     _kind = "FusedAdamW"
-    _of_others = frozenset({"min_coeff"})
+    _of_others = frozenset({"min_coeff", "dampening"})
     _is_decoupled = True
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
 
@@ -363,7 +368,7 @@ class FusedLamb(_FusedOptimizer):
     """LAMB (You et al., arXiv:1904.00962): AdamW whose step of each tensor is scaled by its trust ratio."""
 
     _kind = "FusedLamb"
-    _of_others = frozenset({"amsgrad"})
+    _of_others = frozenset({"amsgrad", "dampening"})
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,
@@ -371,6 +376,24 @@ class FusedLamb(_FusedOptimizer):
 
     def __init__(
         self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedLambOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)
+
+
+class FusedSgd(_FusedOptimizer):
+    """SGD with momentum, as torch.optim.SGD, with one kernel for all parameters; weight decay is L2."""
+
+    _kind = "FusedSgd"
+    _of_others = frozenset({"betas"})
+    _needed = frozenset()
+    _known = frozenset({"step", "momentum_buffer", "master", "remainder"})
+    _options = {
+        "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False, "finite_check": False,
+        "master_weights": "automatic", "rounding": "nearest", "seed": 0,
+    }  # fmt: skip
+
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedSgdOptions]
     ) -> None:
         super().__init__(params, lr, **options)
 
@@ -387,7 +410,7 @@ class Muon(_FusedOptimizer):
     """Muon (K. Jordan, 2024; arXiv:2502.16982) for groups of matrices, and AdamW for groups with orthogonalize=False."""
 
     _kind = "Muon"
-    _of_others = frozenset({"amsgrad", "min_coeff"})
+    _of_others = frozenset({"amsgrad", "min_coeff", "dampening"})
     _needed = frozenset({"step", "exp_avg"})
     _options = _OF_MUON
 

@@ -24,6 +24,8 @@ using Numbers = std::vector<MovingNumber>;
 
 constexpr const char* kSetsRate = "it is the learning rate, which the LearningRate hook sets";
 
+constexpr const char* kLooksAhead = "Nesterov's momentum is defined for a dampening of 0 only";
+
 bool is_one_of(const char* name, std::initializer_list<const char*> names) {
   return std::any_of(names.begin(), names.end(),
                      [&](const char* one) { return std::strcmp(one, name) == 0; });
@@ -38,6 +40,9 @@ bool is_read(const Options& options, const char* name) {
     if (is_one_of(name, {"momentum", "row_beta"})) return options.orthogonalize();
     if (is_one_of(name, {"beta1", "beta2", "eps"})) return !options.orthogonalize();
   }
+  if constexpr (kIsSgd<Options>) {
+    if (is_one_of(name, {"momentum", "dampening"})) return options.momentum() > 0;
+  }
   if constexpr (kIsLamb<Options>) {
     if (is_one_of(name, {"min_coeff", "max_coeff"})) return options.adapt();
   }
@@ -51,6 +56,9 @@ bool is_read(const Options& options, const char* name) {
 template <class Options>
 const char* why_fixed(const Options& options, const char* name) {
   if (is_one_of(name, {"lr"})) return kSetsRate;
+  if constexpr (kIsSgd<Options>) {
+    if (is_one_of(name, {"dampening"}) && options.nesterov()) return kLooksAhead;
+  }
   if constexpr (kIsMuon<Options>) {
     if (is_one_of(name, {"row_beta"}))
       return "the kernels of a step are planned with it, and each new value would have them planned anew";
@@ -116,7 +124,6 @@ Numbers numbers_of_adam(Options& options) {
 Numbers numbers_of(torch::optim::AdamOptions& options) { return numbers_of_adam(options); }
 Numbers numbers_of(torch::optim::AdamWOptions& options) { return numbers_of_adam(options); }
 Numbers numbers_of(torch::optim::SGDOptions& options) {
-  constexpr const char* kLooksAhead = "Nesterov's momentum is defined for a dampening of 0 only";
   return {{"lr", &options.lr(), Range::at_least_zero, kSetsRate},
           {"momentum", &options.momentum(), Range::below_one},
           {"dampening", &options.dampening(), Range::below_one, options.nesterov() ? kLooksAhead : nullptr},
@@ -154,10 +161,10 @@ Numbers numbers_of_one(OptimizerOptions& options) {
 }  // namespace
 
 Numbers moving_numbers(OptimizerOptions& options) {
-  return numbers_of_one<FusedAdamWOptions, FusedAdamOptions, FusedLambOptions, MuonOptions, OneBitMuonOptions,
-                        OneBitAdamOptions, OneBitLambOptions, OwnRuleOptions, torch::optim::AdamWOptions,
-                        torch::optim::AdamOptions, torch::optim::SGDOptions, torch::optim::RMSpropOptions,
-                        torch::optim::AdagradOptions>(options);
+  return numbers_of_one<FusedAdamWOptions, FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions,
+                        OneBitMuonOptions, OneBitAdamOptions, OneBitLambOptions, OwnRuleOptions,
+                        torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
+                        torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(options);
 }
 
 void check_moving_number(const std::string& where, const OptimizerOptions& options, const std::string& name,
@@ -172,6 +179,11 @@ void check_moving_number(const std::string& where, const OptimizerOptions& optio
     require(!must_stay || value > 0, where,
             ": the momentum of torch::optim::RMSprop must stay above 0, because a state that began without "
             "one has no buffer for it; end at a small number instead");
+    const bool has_buffer = dynamic_cast<FusedSgdOptions*>(with_value.get()) != nullptr && name == "momentum";
+    require(
+        !has_buffer || value > 0, where,
+        ": the momentum of FusedSgd must stay above 0, because without one its buffers are let go; end at a "
+        "small number instead");
     *number.value = value;
   }
   const OptimizerTraits* const own = find_traits(*with_value);

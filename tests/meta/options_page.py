@@ -20,7 +20,7 @@ PAGE = "docs/options.md"
 FIELDS = "optimizers/detail/option_fields.h"
 HELP = "python/pacer/_option_help.py"
 # The cards whose table of options is written here.
-TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "muon.md": "MuonOptions",
+TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "fused-sgd.md": "FusedSgdOptions", "muon.md": "MuonOptions",
           "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions", "onebit-muon.md": "OneBitMuonOptions"}
 # The pages of parts whose name is not the name of a page.
 CARDS = {
@@ -140,7 +140,7 @@ def with_table(tree, name, card):
 
 
 def is_of_optimizer(tree, part):
-    return any(base.name == "OptimizerOptionsOf" for base in tree.bases_of(part))
+    return any(base.name in ("OptimizerOptionsOf", "StepOptionsOf") for base in tree.bases_of(part))
 
 
 def optimizer_options(tree):

@@ -17,6 +17,7 @@ KINDS = {
     pacer.FusedAdam: _option_types.FusedAdamOptions,
     pacer.FusedAdamW: _option_types.FusedAdamOptions,
     pacer.FusedLamb: _option_types.FusedLambOptions,
+    pacer.FusedSgd: _option_types.FusedSgdOptions,
     pacer.Muon: _option_types.MuonOptions,
     pacer.OneBitAdam: _option_types.OneBitAdamOptions,
     pacer.OneBitLamb: _option_types.OneBitLambOptions,

@@ -79,6 +79,9 @@ inline void load_from_torch(Lifecycle& run) {
   if (dynamic_cast<FusedAdam*>(run.optimizer.get()) != nullptr) {
     torch::optim::Adam theirs(groups, torch::optim::AdamOptions(0.02));
     load_as(theirs);
+  } else if (dynamic_cast<FusedSgd*>(run.optimizer.get()) != nullptr) {
+    torch::optim::SGD theirs(groups, torch::optim::SGDOptions(0.02).momentum(0.5));
+    load_as(theirs);
   } else {
     torch::optim::AdamW theirs(groups, torch::optim::AdamWOptions(0.02));
     load_as(theirs);
@@ -132,6 +135,7 @@ inline void use_equal_names(Lifecycle& run) {
   if (const auto* adamw = build(static_cast<FusedAdamWOptions*>(nullptr))) FusedAdamW(groups, *adamw);
   if (const auto* adam = build(static_cast<FusedAdamOptions*>(nullptr))) FusedAdam(groups, *adam);
   if (const auto* muon = build(static_cast<MuonOptions*>(nullptr))) Muon(groups, *muon);
+  if (const auto* sgd = build(static_cast<FusedSgdOptions*>(nullptr))) FusedSgd(groups, *sgd);
   if (const auto* lamb = build(static_cast<FusedLambOptions*>(nullptr))) FusedLamb(groups, *lamb);
   const auto world = Communicator::alone(run.parameters[0].device());
   if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr)))

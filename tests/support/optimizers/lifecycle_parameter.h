@@ -47,6 +47,7 @@ struct LifecycleOptions {
     split = static_cast<size_t>(get("split", 1));
     normalizes_rows = get("normalize_rows", 0) != 0, row_beta = get("row_beta", 0);
     is_cautious = get("cautious_decay", 0) != 0;
+    is_sgd = get("dampening", -1) >= 0, dampening = get("dampening", 0), maximizes = get("maximize", 0) != 0;
   }
   double correction(double beta, int64_t t) const {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
@@ -63,7 +64,8 @@ struct LifecycleOptions {
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
   bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious;
-  double momentum, row_beta;
+  double momentum, row_beta, dampening;
+  bool is_sgd, maximizes;
   int64_t iterations;
   size_t split;
   bool travels_alone = false;  // in a bucket of its own

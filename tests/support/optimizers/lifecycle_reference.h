@@ -36,6 +36,7 @@ class LifecycleReference {
       x.options.is_lamb   ? lamb(x, *gradients[i])
       : x.options.is_muon ? MuonReference::step(x, *gradients[i])
       : x.options.is_lion ? lion(x, *gradients[i])
+      : x.options.is_sgd  ? sgd(x, *gradients[i])
                           : adam(x, *gradients[i]);
     }
     if (is_onebit && !frozen && attempts >= parameters.front().options.freeze_step) freeze();
@@ -87,6 +88,17 @@ class LifecycleReference {
       const double sign = direction > 0 ? 1 : direction < 0 ? -1 : 0;
       x.p[k] -= o.lr * (sign + o.decay * x.p[k]);
       x.m[k] = o.beta2 * x.m[k] + (1 - o.beta2) * g[k];
+    }
+  }
+
+  static void sgd(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    ++x.t;
+    for (size_t k = 0; k < g.size(); ++k) {
+      const double gradient = (o.maximizes ? -g[k] : g[k]) + o.decay * x.p[k];
+      x.m[k] = x.t == 1 ? gradient : o.momentum * x.m[k] + (1 - o.dampening) * gradient;
+      const double ahead = o.nesterov ? gradient + o.momentum * x.m[k] : x.m[k];
+      x.p[k] -= o.lr * (o.momentum > 0 ? ahead : gradient);
     }
   }
 

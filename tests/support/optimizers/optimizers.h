@@ -11,10 +11,12 @@
 #include <ATen/Parallel.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_sgd.h>
 
 namespace pacer::testing {
 
@@ -47,6 +49,18 @@ struct Family<FusedAdamW> {
   using Options = FusedAdamWOptions;
   using ParamState = FusedAdamWParamState;
   using Peer = torch::optim::AdamW;
+};
+
+template <>
+struct Family<torch::optim::SGD> {
+  using Options = torch::optim::SGDOptions;
+  using ParamState = torch::optim::SGDParamState;
+};
+template <>
+struct Family<FusedSgd> {
+  using Options = FusedSgdOptions;
+  using ParamState = FusedSgdParamState;
+  using Peer = torch::optim::SGD;
 };
 
 template <class Optimizer>

@@ -22,6 +22,7 @@
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
@@ -114,6 +115,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       FusedAdamWOptions(adamw).master_weights(MasterWeights::none).rounding(Rounding::stochastic);
   const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
   const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
+  const auto sgd = FusedSgdOptions(0.01).momentum(0.9).dampening(0.2).weight_decay(0.1).finite_check(true);
   const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
   const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
   using namespace torch::optim;
@@ -131,6 +133,16 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making<FusedAdam>(FusedAdamOptions(0.01).weight_decay(0.1).finite_check(true).state_bits(8)),
        at::kBFloat16},
       {"FusedLamb", true, making<FusedLamb>(lamb)},
+      {"FusedSgd", true, making<FusedSgd>(sgd)},
+      {"FusedSgd nesterov bf16 remainder", true,
+       making<FusedSgd>(FusedSgdOptions(sgd).dampening(0).nesterov(true)), at::kBFloat16},
+      {"FusedSgd maximize", true, making<FusedSgd>(FusedSgdOptions(sgd).maximize(true))},
+      // Vectors without a momentum, so that some parameters have a state without tensors.
+      {"FusedSgd of two kinds", true, making<FusedSgd>(sgd, FusedSgdOptions(sgd).momentum(0))},
+      {"FusedSgd bf16 stochastic", true,
+       making<FusedSgd>(
+           FusedSgdOptions(sgd).master_weights(MasterWeights::none).rounding(Rounding::stochastic)),
+       at::kBFloat16},
       {"Muon", true,
        making_muon(MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},
       {"Muon bf16 remainder", true,

@@ -49,7 +49,9 @@ Paging paging_of(int64_t resident = 0) { return Paging().page_bytes(4096).reside
 
 template <class Optimizer>
 OptionsOf<Optimizer> decaying_options(bool check) {
-  return OptionsOf<Optimizer>(0.01).weight_decay(0.1).finite_check(check).seed(3);
+  auto options = OptionsOf<Optimizer>(0.01).weight_decay(0.1).finite_check(check).seed(3);
+  if constexpr (std::is_same_v<Optimizer, FusedSgd>) options.momentum(0.9);
+  return options;
 }
 
 constexpr int64_t kEverything = int64_t{1} << 30;
@@ -57,7 +59,7 @@ constexpr int64_t kEverything = int64_t{1} << 30;
 }  // namespace
 
 TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[paging]", FusedAdam,
-                   FusedAdamW, FusedLamb) {
+                   FusedAdamW, FusedLamb, FusedSgd) {
   unsigned seed = 0;
   for (const Mode& mode : all_modes()) {
     for (const int64_t resident : {int64_t{0}, int64_t{100'000}, kEverything}) {
@@ -65,7 +67,11 @@ TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[
         CAPTURE(mode.name, resident, check);
         torch::manual_seed(4);
         auto options = with_mode(decaying_options<TestType>(check), mode);
-        if constexpr (!std::is_same_v<TestType, FusedLamb>) options.amsgrad(check);
+        if constexpr (std::is_same_v<TestType, FusedSgd>) {
+          options.nesterov(check);
+        } else if constexpr (!std::is_same_v<TestType, FusedLamb>) {
+          options.amsgrad(check);
+        }
         PagedPair<TestType> pair(odd_parameters(mode.dtype), options, paging_of(resident), ++seed);
         for (int step = 0; step < 12; ++step) {
           pair.set_gradients();
@@ -114,7 +120,7 @@ TEST_CASE("resident state is not copied, and all of it can stay", "[paging]") {
 }
 
 TEMPLATE_TEST_CASE("archives and named state pass between paged and plain optimizers", "[paging]", FusedAdamW,
-                   FusedLamb) {
+                   FusedLamb, FusedSgd) {
   for (const Mode& mode : all_modes()) {
     for (const int64_t resident : {int64_t{0}, int64_t{60'000}}) {
       CAPTURE(mode.name, resident);

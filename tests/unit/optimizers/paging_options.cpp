@@ -33,6 +33,17 @@ TEMPLATE_TEST_CASE("sizes that cannot be are refused by name", "[paging]", Fused
   CHECK(make(Paging()) == "<no exception>");
 }
 
+TEST_CASE("state that is paged needs a momentum in every group of FusedSgd", "[paging]") {
+  const auto parameters = random_parameters({{3}, {4}}, at::kFloat);
+  set_random_gradients(parameters);
+  const auto options = FusedSgdOptions(0.1).momentum(0.9);
+  PagedOnHost<FusedSgd> paged(parameters, options, Paging());
+  paged.step();
+  options_of(paged.base()).momentum(0);
+  CHECK(unless_refused(paged.base(), {"group 0 has no momentum", "set a momentum in every group"},
+                       [&] { paged.step(); }) == "");
+}
+
 TEST_CASE("paged() is about the whole optimizer", "[paging]") {
   const auto parameters = random_parameters({{3}}, at::kFloat);
   set_random_gradients(parameters);

@@ -5,6 +5,7 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
@@ -31,6 +32,10 @@ std::vector<std::pair<std::string, Make>> own_optimizers() {
       {"FusedAdamW",
        [](const NamedParameters& p) -> Made {
          return std::make_unique<FusedAdamW>(p, FusedAdamWOptions(0.1).weight_decay(0.3));
+       }},
+      {"FusedSgd",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<FusedSgd>(p, FusedSgdOptions(0.1).momentum(0.9));
        }},
       {"FusedLamb", [](const NamedParameters& p) -> Made { return std::make_unique<FusedLamb>(p); }},
       {"OneBitAdam",
@@ -89,6 +94,7 @@ TEST_CASE("a checkpoint of one optimizer is refused by every other, and both are
     for (const auto& [loader, make_loader] : all) {
       if (loader == saver || saver == "torch::optim::" + loader.substr(std::min<size_t>(5, loader.size())))
         continue;
+      if (saver == "torch::optim::SGD" && loader == "FusedSgd") continue;
       CAPTURE(saver, loader);
       const Make& make = make_loader;
       const std::string message = refusal([&] { train(make, folder.path("c")); });
@@ -119,7 +125,7 @@ TEST_CASE("state by name and archives are refused by every other optimizer", "[r
   }
 }
 
-TEST_CASE("a Session that ran with torch's Adam or AdamW goes on with the fused one", "[resume]") {
+TEST_CASE("a Session that ran with torch's Adam, AdamW or SGD goes on with the fused one", "[resume]") {
   const auto compare = [](const Make& torchs, const Make& fused) {
     const TemporaryFolder folder, wanted;
     const CapturedStderr quiet;
@@ -132,6 +138,18 @@ TEST_CASE("a Session that ran with torch's Adam or AdamW goes on with the fused 
     CHECK((found->bias - expected->bias).abs().max().item<double>() <= 1e-6);
     train(fused, folder.path("c"));  // and from its own
   };
+  for (const bool nesterov : {false, true}) {
+    CAPTURE(nesterov);
+    compare(
+        [=](const NamedParameters& p) -> Made {
+          const double dampening = nesterov ? 0 : 0.3;
+          const auto options =
+              torch::optim::SGDOptions(0.1).momentum(0.9).dampening(dampening).weight_decay(0.3).nesterov(
+                  nesterov);
+          return std::make_unique<torch::optim::SGD>(p.values(), options);
+        },
+        [](const NamedParameters& p) -> Made { return std::make_unique<FusedSgd>(p); });
+  }
   for (const bool amsgrad : {false, true}) {
     CAPTURE(amsgrad);
     compare(

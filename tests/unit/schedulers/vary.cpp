@@ -55,6 +55,9 @@ std::vector<VariedNumber> varied_numbers() {
   add_varied<FusedLambOptions>("FusedLamb", all);
   all.push_back({"FusedLamb", "min_coeff", 0.8, 0.2, PACER_VARIED(FusedLambOptions, min_coeff)});
   all.push_back({"FusedLamb", "max_coeff", 0.8, 0.2, PACER_VARIED(FusedLambOptions, max_coeff)});
+  all.push_back({"FusedSgd", "weight_decay", 0.5, 0.25, PACER_VARIED(FusedSgdOptions, weight_decay)});
+  all.push_back({"FusedSgd", "momentum", 0.9, 0.5, PACER_VARIED(FusedSgdOptions, momentum)});
+  all.push_back({"FusedSgd", "dampening", 0.5, 0, PACER_VARIED(FusedSgdOptions, dampening)});
   const std::vector<size_t> matrices = {0}, vectors = {1};
   add_varied<MuonOptions>("Muon", all, vectors);
   all.push_back({"Muon", "momentum", 0.95, 0.85, PACER_VARIED(MuonOptions, momentum), {}, matrices});

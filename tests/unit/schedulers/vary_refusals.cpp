@@ -61,6 +61,7 @@ TEST_CASE("a name that an optimizer has not is refused with those that it has", 
   check("FusedAdam", "pacer::FusedAdam", "momentum", of_adam);
   check("FusedAdamW", "pacer::FusedAdamW", "decay", of_adam);
   check("FusedLamb", "pacer::FusedLamb", "beta3", "beta1, beta2, eps, max_coeff, min_coeff, weight_decay");
+  check("FusedSgd", "pacer::FusedSgd", "beta1", "dampening, momentum, weight_decay");
   check("Muon", "pacer::Muon", "dampening", "beta1, beta2, eps, momentum, weight_decay");
   check("OneBitMuon", "pacer::OneBitMuon", "alpha", "beta1, beta2, eps, momentum, weight_decay");
   check("OneBitAdam", "pacer::OneBitAdam", "momentum", of_adam);
@@ -112,6 +113,10 @@ TEST_CASE("a number that must not move is refused with the reason", "[session][v
   CHECK(contains(vary_refused_of_layer<torch::optim::SGD>(
                      torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true), varied("dampening", 0.5, 0)),
                  "Nesterov's momentum is defined for a dampening of 0 only"));
+  check("FusedSgd nesterov bf16 remainder", varied("dampening", 0.5, 0),
+        "Nesterov's momentum is defined for a dampening of 0 only");
+  CHECK(contains(vary_refused("FusedSgd", varied("momentum", 0.9, 0)),
+                 "the momentum of FusedSgd must stay above 0"));
   // What is near it may move.
   CHECK(vary_refused("OneBitAdam", varied("beta2", 0.9, 0.99, {1})) == "");
   CHECK(vary_refused_of_layer<OneBitAdam>(OneBitAdamOptions().freeze_step(5).overlap_backward(true),

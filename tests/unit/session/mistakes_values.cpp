@@ -30,9 +30,15 @@ void add_option_mistakes(const std::string& name, std::vector<Mistake>& all) {
   };
   add("a negative rate", {"lr", "-0.1"}, [](Options& o) { o.lr(-0.1); });
   add("a rate that is no number", {"lr", "nan"}, [](Options& o) { o.lr(kNoNumber); });
-  add("beta1 of 1", {"first beta", "[0, 1)"}, [](Options& o) { o.betas({1.0, 0.999}); });
-  add("a negative beta2", {"second beta", "-0.5"}, [](Options& o) { o.betas({0.9, -0.5}); });
-  add("a negative eps", {"eps"}, [](Options& o) { o.eps(-1e-8); });
+  if constexpr (std::is_same_v<Options, FusedSgdOptions>) {
+    add("a momentum of 1", {"momentum", "[0, 1)"}, [](Options& o) { o.momentum(1); });
+    add("a negative dampening", {"dampening", "-0.5"}, [](Options& o) { o.dampening(-0.5); });
+    add("Nesterov's momentum without one", {"Nesterov", "above 0"}, [](Options& o) { o.nesterov(true); });
+  } else {
+    add("beta1 of 1", {"first beta", "[0, 1)"}, [](Options& o) { o.betas({1.0, 0.999}); });
+    add("a negative beta2", {"second beta", "-0.5"}, [](Options& o) { o.betas({0.9, -0.5}); });
+    add("a negative eps", {"eps"}, [](Options& o) { o.eps(-1e-8); });
+  }
   add("a negative decay", {"weight_decay", "-1"}, [](Options& o) { o.weight_decay(-1); });
   add("a negative initial rate", {"initial_lr"}, [](Options& o) { o.initial_lr(-1.0); });
   all.push_back({name + ", no parameter is a leaf", {"leaf"}, [] {
@@ -75,6 +81,7 @@ std::vector<Mistake> optimizer_mistakes() {
   add_option_mistakes<FusedAdam, FusedAdamOptions>("FusedAdam", all);
   add_option_mistakes<FusedAdamW, FusedAdamWOptions>("FusedAdamW", all);
   add_option_mistakes<FusedLamb, FusedLambOptions>("FusedLamb", all);
+  add_option_mistakes<FusedSgd, FusedSgdOptions>("FusedSgd", all);
   add_onebit_mistakes<OneBitAdam, OneBitAdamOptions>("OneBitAdam", all);
   add_onebit_mistakes<OneBitLamb, OneBitLambOptions>("OneBitLamb", all);
   all.push_back(
