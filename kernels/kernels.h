@@ -9,6 +9,7 @@
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/gradient_check.h>
 #include <pacer/kernels/lamb.h>
+#include <pacer/kernels/lamb_8bit.h>
 #include <pacer/kernels/layer_norm.h>
 #include <pacer/kernels/math/activation.h>
 #include <pacer/kernels/math/adam.h>

@@ -67,4 +67,12 @@ void lamb_cuda(AdamStorage storage, const LambWork& work, const AdamTensor* tens
                const AdamGradient* gradients, const StepScalars* scalars, bool follows_prologue,
                Stream stream, LambLaunches which = LambLaunches::all);
 
+// The loops of a format of moments: those above, or those of lamb_8bit.h, which have the same arguments.
+struct LambLoops {
+  decltype(&lamb_moments_cpu) moments_cpu;
+  decltype(&lamb_update_cpu) update_cpu;
+  decltype(&lamb_cuda) cuda;
+};
+extern const LambLoops kLambLoops;
+
 }  // namespace pacer::kernels

@@ -29,7 +29,7 @@ struct TrainingMemoryOptions {
   // Whether a step has several micro-batches, whose 16-bit gradients add up in fp32, as GradientAccumulation
   // has it.
   TORCH_ARG(bool, accumulates_in_fp32) = false;
-  // See FusedAdamWOptions. The memory is that of a FusedAdam or FusedAdamW with this option.
+  // See FusedAdamWOptions. The memory is that of a FusedAdam, FusedAdamW or FusedLamb with this option.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(bool, amsgrad) = false;

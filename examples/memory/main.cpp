@@ -55,7 +55,8 @@ int run(int argument_count, char** arguments) {
        "elements that are in no block: embeddings, head");
   const auto given = examples::read_command_line(
       argument_count, arguments,
-      "Says how many bytes FusedAdamW and DataParallel or Shards take on each rank, beside activations.\n\n"
+      "Says how many bytes FusedAdamW, or FusedLamb, and DataParallel or Shards take on each rank, beside "
+      "activations.\n\n"
       "  pacer-memory --parameters 7e9 --ranks 8 --dtype bf16\n",
       known);
   if (!given) return 0;

@@ -137,12 +137,13 @@ void step_coded_piece(const AdamTensor& tensor, const void* gradient, const Adam
                                           random16 == nullptr ? nullptr : random16 + whole);
 }
 
-template <class Rule, class Format, AdamStorage kStorage>
-void step_coded_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
-                     const AdamScalars<float>& scalars) {
+// Calls piece(begin, count, random16) for pieces of the tile that begin at multiples of the group, each with the bits of
+// its elements; for all of it at once, with null, where the dtype set draws none.
+template <class Format, AdamStorage kStorage, class Scalars, class Piece>
+void for_each_coded_piece(const Tile& tile, const AdamTensor& tensor, const Scalars& scalars,
+                          const Piece& piece) {
   if constexpr (kStorage != AdamStorage::bf16_stochastic) {
-    return step_coded_piece<Rule, Format, kStorage>(tensor, gradient, scalars, tile.offset, tile.count,
-                                                    nullptr);
+    piece(tile.offset, int64_t{tile.count}, nullptr);
   } else {
     constexpr int64_t kBlock = kDrawsAtOnce * kElementsPerDraw;
     constexpr int64_t kGroups = (kBlock - kElementsPerDraw) / Format::kGroup * Format::kGroup;
@@ -150,11 +151,18 @@ void step_coded_tile(const Tile& tile, const AdamTensor& tensor, const void* gra
     for (int64_t done = 0; done < tile.count; done += kGroups) {
       const int64_t begin = tile.offset + done, real_index = tensor.first_element + begin;
       fill_random16(scalars.seed, scalars.step, real_index / kElementsPerDraw, random16);
-      step_coded_piece<Rule, Format, kStorage>(tensor, gradient, scalars, begin,
-                                               std::min(kGroups, tile.count - done),
-                                               random16 + real_index % kElementsPerDraw);
+      piece(begin, std::min(kGroups, tile.count - done), random16 + real_index % kElementsPerDraw);
     }
   }
+}
+
+template <class Rule, class Format, AdamStorage kStorage>
+void step_coded_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
+                     const AdamScalars<float>& scalars) {
+  for_each_coded_piece<Format, kStorage>(
+      tile, tensor, scalars, [&](int64_t begin, int64_t count, const uint16_t* random16) {
+        step_coded_piece<Rule, Format, kStorage>(tensor, gradient, scalars, begin, count, random16);
+      });
 }
 
 }  // namespace pacer::kernels

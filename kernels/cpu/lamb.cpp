@@ -54,24 +54,13 @@ PACER_TARGET_CLONES void moments_of_row(const AdamRange<kStorage>& r, const Scal
   }
 }
 
-// fold_columns where only the first `width` columns, a power of two from 4 on, are not zero.
-template <class Real>
-double fold_first_columns(Real* columns, int64_t width) {
-  if (width == kReductionColumns) return static_cast<double>(fold_columns_cpu(columns));
-  for (int64_t i = 0; i < width / 4; ++i) {
-    columns[i] = (columns[4 * i] + columns[4 * i + 1]) + (columns[4 * i + 2] + columns[4 * i + 3]);
-  }
-  return static_cast<double>(fold(columns, width / 4));
-}
-
 template <AdamStorage kStorage>
 void moments_of_unit(const AdamRange<kStorage>& range, const ScalarsOf<kStorage>& scalars,
                      double* parameter_partial, double* update_partial) {
   using Real = typename StorageOf<kStorage>::Real;
   alignas(64) Real parameter_columns[kReductionColumns];
   alignas(64) Real update_columns[kReductionColumns];
-  int64_t width = 4;
-  while (width < range.count && width < kReductionColumns) width *= 2;
+  const int64_t width = used_columns(range.count);
   std::fill_n(parameter_columns, width, Real{0});
   std::fill_n(update_columns, width, Real{0});
   for (int64_t row = 0; row < range.count; row += kReductionColumns) {
@@ -120,6 +109,8 @@ double sum_of_units(const double* partials, int64_t count) {
 }
 
 }  // namespace
+
+const LambLoops kLambLoops{lamb_moments_cpu, lamb_update_cpu, lamb_cuda};
 
 void lamb_moments_cpu(AdamStorage storage, const Tile& unit, const AdamTensor* tensors,
                       const AdamGradient* gradients, const StepScalars* scalars, double* parameter_partial,

@@ -4,85 +4,9 @@
 // order. Compile it with --fmad=false.
 #pragma once
 
-#include <pacer/kernels/cuda/element_loop.cuh>
+#include <pacer/kernels/cuda/coded_packet.cuh>
 
 namespace pacer::kernels {
-
-// N consecutive elements in registers; those from `count` on are zeros, and are neither read nor written in memory.
-template <class Format, AdamStorage kStorage, int N>
-struct CodedPacket {
-  using Types = StorageOf<kStorage>;
-  using Param = typename Types::Param;
-  using Extra = typename Types::Extra;
-  using FirstCode = typename Format::FirstCode;
-  using SecondCode = typename Format::SecondCode;
-  Param gradient[N]{};
-  Param parameter[N]{};
-  Extra extra[N]{};
-  FirstCode exp_avg[N]{};
-  SecondCode exp_avg_sq[N]{};
-
-  __device__ static bool is_aligned(const AdamTensor& t, const void* g) {
-    bool aligned = is_packet_aligned<Param, N>(static_cast<const Param*>(g)) &&
-                   is_packet_aligned<Param, N>(static_cast<const Param*>(t.parameter)) &&
-                   is_packet_aligned<FirstCode, N>(static_cast<const FirstCode*>(t.exp_avg)) &&
-                   is_packet_aligned<SecondCode, N>(static_cast<const SecondCode*>(t.exp_avg_sq));
-    if constexpr (Types::kHasExtra) {
-      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.master_or_remainder));
-    }
-    return aligned;
-  }
-
-  __device__ __forceinline__ void load(const AdamTensor& t, const void* g, int64_t i, int count, bool whole) {
-    load_of(static_cast<const Param*>(g) + i, count, whole, gradient);
-    load_of(static_cast<const Param*>(t.parameter) + i, count, whole, parameter);
-    load_of(static_cast<const FirstCode*>(t.exp_avg) + i, count, whole, exp_avg);
-    load_of(static_cast<const SecondCode*>(t.exp_avg_sq) + i, count, whole, exp_avg_sq);
-    if constexpr (Types::kHasExtra)
-      load_of(static_cast<const Extra*>(t.master_or_remainder) + i, count, whole, extra);
-  }
-
-  __device__ __forceinline__ void store(const AdamTensor& t, int64_t i, int count, bool whole) const {
-    store_of(static_cast<Param*>(t.parameter) + i, count, whole, parameter);
-    store_of(static_cast<FirstCode*>(t.exp_avg) + i, count, whole, exp_avg);
-    store_of(static_cast<SecondCode*>(t.exp_avg_sq) + i, count, whole, exp_avg_sq);
-    if constexpr (Types::kHasExtra)
-      store_of(static_cast<Extra*>(t.master_or_remainder) + i, count, whole, extra);
-  }
-
- private:
-  template <class T>
-  __device__ __forceinline__ static void load_of(const T* memory, int count, bool whole, T (&values)[N]) {
-    if (whole) return load_packet(memory, values);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k < count) values[k] = memory[k];
-    }
-  }
-  template <class T>
-  __device__ __forceinline__ static void store_of(T* memory, int count, bool whole, const T (&values)[N]) {
-    if (whole) return store_packet(memory, values);
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      if (k < count) memory[k] = values[k];
-    }
-  }
-};
-
-// Eight elements a thread, so that what a group costs is shared among them.
-constexpr int kCodedPacket = 8;
-template <AdamStorage kStorage>
-constexpr int kCodedThreads = kPacket<kStorage>* ElementPolicy<kStorage>::kThreads / kCodedPacket;
-
-// The largest over the kLanes threads of a group, for each of them. All threads of the warp come here.
-template <int kLanes>
-__device__ __forceinline__ uint32_t largest_of_group(uint32_t largest) {
-#pragma unroll
-  for (int apart = kLanes / 2; apart > 0; apart /= 2) {
-    largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, apart));
-  }
-  return largest;
-}
 
 template <class Rule, class Format, AdamStorage kStorage>
 __global__ void __launch_bounds__(kCodedThreads<kStorage>)
@@ -123,9 +47,7 @@ __global__ void __launch_bounds__(kCodedThreads<kStorage>)
   uint32_t largest = 0, largest_sq = 0;
 #pragma unroll
   for (int k = 0; k < kMine; ++k) {
-    StoredElement<kStorage> stored{};
-    stored.parameter = packet.parameter[k];
-    stored.extra = packet.extra[k];
+    StoredElement<kStorage> stored = packet.element(k);
     AdamElement<float> e;
     e.gradient = load(packet.gradient[k]);
     e.parameter = load_parameter(stored);
@@ -133,8 +55,7 @@ __global__ void __launch_bounds__(kCodedThreads<kStorage>)
     e.exp_avg_sq = was_sq.decode(packet.exp_avg_sq[k]);
     Rule::step(e, scalars);
     store_parameter(e.parameter, random16[k], stored);
-    packet.parameter[k] = stored.parameter;
-    packet.extra[k] = stored.extra;
+    packet.set_element(k, stored);
     exp_avg[k] = e.exp_avg;
     exp_avg_sq[k] = e.exp_avg_sq;
     largest = max(largest, Format::First::measure(e.exp_avg));

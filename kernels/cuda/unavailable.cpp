@@ -7,6 +7,7 @@
 #include <pacer/kernels/cross_entropy.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/lamb.h>
+#include <pacer/kernels/lamb_8bit.h>
 #include <pacer/kernels/layer_norm.h>
 #include <pacer/kernels/muon.h>
 #include <pacer/kernels/nf4.h>
@@ -48,6 +49,10 @@ void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const
 void replace_factor_cuda(const StepScalars*, int64_t, const double*, StepScalars*, Stream) { refuse(); }
 void lamb_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*, bool,
                Stream, LambLaunches) {
+  refuse();
+}
+void lamb_8bit_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamGradient*, const StepScalars*,
+                    bool, Stream, LambLaunches) {
   refuse();
 }
 void muon_momentum_cuda(MuonLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, void* const*,

@@ -5,7 +5,7 @@
 //   r = clamp(|p| / |u|, min_coeff, max_coeff), 1 where |p| or |u| is 0        p -= learning_rate * r * u
 //
 // r needs the norms of a whole tensor, so a step is two passes over the elements. Both compute u from the
-// moments as they are stored: rounded to bf16 where the dtype set says so.
+// moments as they are stored: rounded to bf16 where the dtype set says so, or decoded from their codes in 8 bits.
 #pragma once
 
 #include <cstdint>
@@ -54,13 +54,22 @@ struct LambTerms {
   Real update;
 };
 
+// `direction` is what over_root makes of the moments.
+template <class Real>
+PACER_HOST_DEVICE LambTerms<Real> lamb_terms(Real parameter, Real direction, const LambScalars<Real>& s) {
+  return {parameter, fma_(s.weight_decay, parameter, mul_(s.inverse_correction, direction))};
+}
 // The update, made of the moments and the parameter as they are stored.
 template <AdamStorage kStorage>
 PACER_HOST_DEVICE LambTerms<typename StorageOf<kStorage>::Real> lamb_terms(
     const StoredElement<kStorage>& stored, const LambScalars<typename StorageOf<kStorage>::Real>& s) {
-  const auto parameter = load_parameter(stored);
-  const auto direction = over_root(load(stored.exp_avg), load(stored.exp_avg_sq), s);
-  return {parameter, fma_(s.weight_decay, parameter, mul_(s.inverse_correction, direction))};
+  return lamb_terms(load_parameter(stored), over_root(load(stored.exp_avg), load(stored.exp_avg_sq), s), s);
+}
+// The same of moments that were codes. An element whose second moment is stored as zero has no direction, because its
+// first one need not be zero: epsilon alone, which may be 0, would make it enormous.
+PACER_HOST_DEVICE LambTerms<float> lamb_terms_of_codes(float parameter, float exp_avg, float exp_avg_sq,
+                                                       const LambScalars<float>& s) {
+  return lamb_terms(parameter, exp_avg_sq == 0.0f ? 0.0f : over_root(exp_avg, exp_avg_sq, s), s);
 }
 
 // First pass: the new moments.
@@ -74,14 +83,17 @@ PACER_HOST_DEVICE LambTerms<typename StorageOf<kStorage>::Real> lamb_moments(
   return lamb_terms(stored, s);
 }
 
-// Second pass: the new parameter. `step_size` is that of the tensor's LambRatio, `random16` as for
-// store_parameter.
+// Second pass: the new parameter. `step_size` is that of the tensor's LambRatio.
+template <class Real>
+PACER_HOST_DEVICE Real lamb_parameter(const LambTerms<Real>& terms, Real step_size) {
+  return fma_(-step_size, terms.update, terms.parameter);
+}
+// The same of a stored element; `random16` as for store_parameter.
 template <AdamStorage kStorage>
 PACER_HOST_DEVICE void lamb_step(StoredElement<kStorage>& stored,
                                  const LambScalars<typename StorageOf<kStorage>::Real>& s,
                                  typename StorageOf<kStorage>::Real step_size, uint32_t random16) {
-  const auto terms = lamb_terms(stored, s);
-  store_parameter(fma_(-step_size, terms.update, terms.parameter), random16, stored);
+  store_parameter(lamb_parameter(lamb_terms(stored, s), step_size), random16, stored);
 }
 
 // What lies between the passes, one per tensor.

@@ -4,6 +4,7 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/kernels/lamb_8bit.h>
 #include <pacer/optimizers/detail/tensor_sums.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
@@ -40,7 +41,10 @@ void DtypeTable::build_tiles(bool is_paged) {
   }
   if (is_paged) return;
   if (muon_) muon_->build();
-  if (rule_ == kernels::UpdateRule::lamb) lamb_.emplace(launch_.storage, counts_, averages_, device_);
+  if (rule_ == kernels::UpdateRule::lamb) {
+    lamb_.emplace(launch_.storage, has_codes_ ? kernels::kLamb8BitLoops : kernels::kLambLoops, counts_,
+                  averages_, device_);
+  }
   if (device_.is_cpu()) return;  // the units serve as tiles
   tiles_.buffer.host() = make_tiles(counts_, kernels::adam_cuda_block_tile(launch_.storage));
   const int64_t warp_tile = kernels::adam_cuda_warp_tile(launch_.storage);

@@ -21,11 +21,12 @@ namespace pacer::detail {
 
 class DtypeTable {
  public:
-  // `muon`: how its matrices are orthogonalised; none for other rules. `directions` and `share` as MuonKernels
-  // has them.
-  DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, const std::optional<MuonSettings>& muon,
-             const DirectionExchange* directions, ProductShare* share, at::Device device)
-      : launch_(launch), rule_(rule), device_(device) {
+  // `has_codes`: moments are in 8 bits. `muon`: how its matrices are orthogonalised; none for other rules. `directions`
+  // and `share` as MuonKernels has them.
+  DtypeTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, bool has_codes,
+             const std::optional<MuonSettings>& muon, const DirectionExchange* directions,
+             ProductShare* share, at::Device device)
+      : launch_(launch), rule_(rule), has_codes_(has_codes), device_(device) {
     if (!muon) return;
     launch_.loops = muon->is_cautious ? &kernels::kCautiousMuonUpdate : &kernels::kMuonUpdate;
     muon_.emplace(launch.storage, *muon, directions, share, device);
@@ -79,6 +80,7 @@ class DtypeTable {
  private:
   kernels::AdamLaunch launch_;
   kernels::UpdateRule rule_;
+  bool has_codes_;
   at::Device device_;
   bool is_paged_ = false;
   std::vector<int64_t> counts_;

@@ -12,9 +12,10 @@ namespace pacer::detail {
 
 using kernels::LambRatio;
 
-LambKernels::LambKernels(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
-                         std::vector<kernels::LambAverage*> averages, at::Device device)
-    : storage_(storage), device_(device) {
+LambKernels::LambKernels(kernels::AdamStorage storage, const kernels::LambLoops& loops,
+                         const std::vector<int64_t>& counts, std::vector<kernels::LambAverage*> averages,
+                         at::Device device)
+    : storage_(storage), loops_(loops), device_(device) {
   averages_.host() = std::move(averages);
   std::vector<Tile>& units = units_.buffer.host();
   units = make_tiles(counts, kReductionUnit);
@@ -65,8 +66,8 @@ void LambKernels::step_on_cpu(const Step& step) {
   kernels::LambPartials sums = partials();
   LambRatio* const ratio = ratios();
   for_each_tile(units, [&](int64_t i) {
-    kernels::lamb_moments_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars,
-                              sums.parameter + i, sums.update + i);
+    loops_.moments_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars, sums.parameter + i,
+                       sums.update + i);
   });
   sums = gathered();
   constexpr int64_t kTensorsAtOnce = 256;
@@ -77,7 +78,7 @@ void LambKernels::step_on_cpu(const Step& step) {
     }
   });
   for_each_tile(units, [&](int64_t i) {
-    kernels::lamb_update_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars, ratio);
+    loops_.update_cpu(storage_, units[i], step.tensors, step.gradients, step.scalars, ratio);
   });
 }
 
@@ -90,8 +91,8 @@ void LambKernels::step_on_cuda(const Step& step, const kernels::AdamTiles& tiles
   kernels::LambWork work{units_.view(), tiles,    units_of_.pointer(), ratios_.size(0),
                          partials(),    ratios(), averages_.pointer()};
   const auto run = [&](kernels::LambLaunches which) {
-    kernels::lamb_cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
-                       current_stream(device_), which);
+    loops_.cuda(storage_, work, step.tensors, step.gradients, step.scalars, follows_prologue,
+                current_stream(device_), which);
   };
   if (!shared_units_) return run(kernels::LambLaunches::all);
   run(kernels::LambLaunches::moments);

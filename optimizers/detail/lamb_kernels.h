@@ -18,9 +18,11 @@ namespace pacer::detail {
 class LambKernels {
  public:
   // For tensors of these element counts, in the order of the table. Ratios are 1 before the first step.
-  // averages[i] of the ratios of tensor i, in the memory of its state; null where it has none.
-  LambKernels(kernels::AdamStorage storage, const std::vector<int64_t>& counts,
-              std::vector<kernels::LambAverage*> averages, at::Device device);
+  // averages[i] of the ratios of tensor i, in the memory of its state; null where it has none. `loops` are those of the
+  // format that moments have.
+  LambKernels(kernels::AdamStorage storage, const kernels::LambLoops& loops,
+              const std::vector<int64_t>& counts, std::vector<kernels::LambAverage*> averages,
+              at::Device device);
   // The tensors are parts of whole ones, whose other parts these ranks have: elements bounds[i][r] ...
   // bounds[i][r + 1] - 1 of tensor i are rank r's. Bounds are multiples of a unit.
   void share_with(const std::shared_ptr<Communicator>& ranks,
@@ -50,6 +52,7 @@ class LambKernels {
   kernels::LambRatio* ratios() const;
 
   kernels::AdamStorage storage_;
+  const kernels::LambLoops& loops_;
   at::Device device_;
   TilesBySize units_;
   DeviceBuffer<TileRange> units_of_;  // by tensor

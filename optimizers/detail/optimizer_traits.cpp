@@ -45,7 +45,8 @@ void check_state_bits(const char* optimizer, const Options& options) {
             "groups with "
             "orthogonalize(false)");
   } else {
-    require(kIsAdam<Options>, optimizer, ": its rule has no state in 8 bits; leave state_bits at 32");
+    require(kIsAdam<Options> || kIsLamb<Options>, optimizer,
+            ": its rule has no state in 8 bits; leave state_bits at 32");
   }
   require(!options.wants_amsgrad(), optimizer,
           ": a running maximum (amsgrad) has no codes in 8 bits; leave state_bits at 32");
@@ -151,7 +152,7 @@ GroupSettings settings_of(const Options& options) {
   }
   if constexpr (!kIsOneBit<Options> && !kIsSgd<Options>) {
     settings.state_bits = options.state_bits();
-    if (settings.state_bits == 8) settings.loops = &kernels::kAdam8BitUpdate;
+    if (settings.state_bits == 8 && !kIsLamb<Options>) settings.loops = &kernels::kAdam8BitUpdate;
   }
   if constexpr (kIs<OwnRuleOptions, Options>) {
     settings.loops = &options.rule().loops();

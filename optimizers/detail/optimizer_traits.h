@@ -62,7 +62,7 @@ struct GroupSettings {
   // counts its steps from there.
   bool starts_at_gradient = false;
   bool maximizes = false;                       // gradients are negated
-  const kernels::UpdateLoops* loops = nullptr;  // null: Adam's, with moments in 32 bits
+  const kernels::UpdateLoops* loops = nullptr;  // null: Adam's, with moments in 32 bits, or LAMB's
   std::optional<MuonSettings> muon;             // Muon only: the group's rule is not AdamW
   bool finite_check = false;
   bool averages_trust = false;  // states have a trust_average

@@ -19,7 +19,8 @@ size_t PagedTable::add_launch(const std::vector<PagedPiece>& pieces) {
   }
   add_tiles(pieces, launch);
   if (rule_ == kernels::UpdateRule::lamb) {
-    launch.lamb.emplace(launch_.storage, counts, std::vector<kernels::LambAverage*>(counts.size()), device_);
+    launch.lamb.emplace(launch_.storage, kernels::kLambLoops, counts,
+                        std::vector<kernels::LambAverage*>(counts.size()), device_);
   }
   launches_.push_back(std::move(launch));
   return launches_.size() - 1;

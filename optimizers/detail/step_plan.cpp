@@ -224,7 +224,7 @@ void StepPlan::build_tables() {
           table_of.emplace(Key(entry.storage, entry.amsgrad, of_group.loops, of_group.muon), tables.size());
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
-                            of_group.kernel.rule, of_group.muon,
+                            of_group.kernel.rule, entry.state_bits == 8, of_group.muon,
                             exchanges(of_group) ? directions.get() : nullptr, products.get(), device);
       }
       tables[found->second].add(entry, found->second);

@@ -47,20 +47,21 @@ struct LambOutcome {
 
 inline LambOutcome lamb_step_on_cpu(AdamStorage storage, const AdamTensor& tensor, const void* gradient_data,
                                     int64_t count, const StepScalars* scalars,
-                                    int64_t tile_elements = int64_t{1} << 30) {
+                                    int64_t tile_elements = int64_t{1} << 30,
+                                    const LambLoops& loops = kLambLoops) {
   const AdamGradient gradient{gradient_data, 0};
   const std::vector<Tile> units = make_tiles({count}, kReductionUnit);
   LambOutcome outcome;
   outcome.parameter_sums.assign(units.size(), -1);
   outcome.update_sums.assign(units.size(), -1);
   for (size_t i = 0; i < units.size(); ++i) {
-    lamb_moments_cpu(storage, units[i], &tensor, &gradient, scalars, &outcome.parameter_sums[i],
-                     &outcome.update_sums[i]);
+    loops.moments_cpu(storage, units[i], &tensor, &gradient, scalars, &outcome.parameter_sums[i],
+                      &outcome.update_sums[i]);
   }
   lamb_ratio_cpu(storage, {0, static_cast<int64_t>(units.size())}, gradient, scalars,
                  {outcome.parameter_sums.data(), outcome.update_sums.data()}, &outcome.ratio);
   for (const Tile& tile : make_tiles({count}, tile_elements)) {
-    lamb_update_cpu(storage, tile, &tensor, &gradient, scalars, &outcome.ratio);
+    loops.update_cpu(storage, tile, &tensor, &gradient, scalars, &outcome.ratio);
   }
   return outcome;
 }

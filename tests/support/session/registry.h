@@ -143,6 +143,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making<FusedSgd>(
            FusedSgdOptions(sgd).master_weights(MasterWeights::none).rounding(Rounding::stochastic)),
        at::kBFloat16},
+      {"FusedLamb 8 bits", true, making<FusedLamb>(FusedLambOptions(lamb).state_bits(8))},
       {"Muon", true,
        making_muon(MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},
       {"Muon bf16 remainder", true,

@@ -3,6 +3,7 @@
 #include <array>
 #include <filesystem>
 #include <set>
+#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -164,7 +165,7 @@ TEST_CASE("LAMB's norms are those of whole tensors, to the bit", "[shards][lamb]
     Blocks blocks;
   };
   using Use = std::function<void(Session&, ModelImpl&)>;
-  const auto trained = [](int world_size, at::ScalarType dtype, const Use& use) {
+  const auto trained = [](int world_size, at::ScalarType dtype, const Use& use, int64_t bits) {
     const auto worlds = Communicator::in_process(world_size);
     std::vector<std::shared_ptr<ModelImpl>> models;
     torch::manual_seed(3);
@@ -174,7 +175,8 @@ TEST_CASE("LAMB's norms are those of whole tensors, to the bit", "[shards][lamb]
     REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
               const auto r = static_cast<size_t>(rank);
               models[r]->to(dtype);
-              FusedLamb optimizer(models[r]->named_parameters(), FusedLambOptions(0.01).weight_decay(0.1));
+              FusedLamb optimizer(models[r]->named_parameters(),
+                                  FusedLambOptions(0.01).weight_decay(0.1).state_bits(bits));
               Session session(*models[r], optimizer, worlds[r]);
               session.use(GradientClipping(0.1));
               use(session, *models[r]);
@@ -199,15 +201,16 @@ TEST_CASE("LAMB's norms are those of whole tensors, to the bit", "[shards][lamb]
     session.use(Shards(ShardsOptions().what(Sharded::state)));
   };
   const Use parameters = [](Session& session, ModelImpl& model) { session.use(Shards(model.blocks)); };
-  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-    for (const int world_size : {2, 3, 5}) {
-      const auto wanted = trained(world_size, dtype, whole);
-      for (const Use& use : {state, parameters}) {
-        CAPTURE(dtype, world_size);
-        const auto found = trained(world_size, dtype, use);
-        for (size_t i = 0; i < wanted.first.size(); ++i) REQUIRE(found.first[i].equal(wanted.first[i]));
-        REQUIRE(found.second == wanted.second);
-      }
+  const std::tuple<int, at::ScalarType, int64_t> cases[] = {
+      {2, at::kFloat, 32},    {3, at::kFloat, 32},    {5, at::kFloat, 32}, {2, at::kBFloat16, 32},
+      {3, at::kBFloat16, 32}, {5, at::kBFloat16, 32}, {3, at::kFloat, 8},  {5, at::kBFloat16, 8}};
+  for (const auto& [world_size, dtype, bits] : cases) {
+    const auto wanted = trained(world_size, dtype, whole, bits);
+    for (const Use& use : {state, parameters}) {
+      CAPTURE(dtype, world_size, bits);
+      const auto found = trained(world_size, dtype, use, bits);
+      for (size_t i = 0; i < wanted.first.size(); ++i) REQUIRE(found.first[i].equal(wanted.first[i]));
+      REQUIRE(found.second == wanted.second);
     }
   }
 }

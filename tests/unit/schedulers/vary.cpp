@@ -53,6 +53,7 @@ std::vector<VariedNumber> varied_numbers() {
   add_varied<FusedAdamWOptions>("FusedAdamW", all);
   add_varied<FusedAdamWOptions>("FusedAdamW 8 bits", all);
   add_varied<FusedLambOptions>("FusedLamb", all);
+  add_varied<FusedLambOptions>("FusedLamb 8 bits", all);
   all.push_back({"FusedLamb", "min_coeff", 0.8, 0.2, PACER_VARIED(FusedLambOptions, min_coeff)});
   all.push_back({"FusedLamb", "max_coeff", 0.8, 0.2, PACER_VARIED(FusedLambOptions, max_coeff)});
   all.push_back({"FusedSgd", "weight_decay", 0.5, 0.25, PACER_VARIED(FusedSgdOptions, weight_decay)});

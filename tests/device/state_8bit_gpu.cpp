@@ -15,6 +15,7 @@
 
 #include "support/both_devices.h"
 #include "support/checkpoints/archives.h"
+#include "support/kernels/lamb.h"
 
 namespace pacer::testing {
 namespace {
@@ -42,8 +43,8 @@ void set_spread_gradients(const Both& both, double low, double high) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("CPU and GPU agree to the bit with state in 8 bits", "[adam8][gpu]", FusedAdam,
-                   FusedAdamW) {
+TEMPLATE_TEST_CASE("CPU and GPU agree to the bit with state in 8 bits", "[adam8][gpu]", FusedAdam, FusedAdamW,
+                   FusedLamb) {
   PACER_NEEDS_GPU();
   for_every_mode([](const Mode& mode) {
     for (const bool check : {false, true}) {
@@ -64,15 +65,16 @@ TEMPLATE_TEST_CASE("CPU and GPU agree to the bit with state in 8 bits", "[adam8]
   });
 }
 
-TEST_CASE("moments of any size have the same codes on GPU and CPU", "[adam8][gpu]") {
+TEMPLATE_TEST_CASE("moments of any size have the same codes on GPU and CPU", "[adam8][gpu]", FusedAdamW,
+                   FusedLamb) {
   PACER_NEEDS_GPU();
   for_every_mode([](const Mode& mode) {
     const bool is_half = mode.dtype == at::kHalf;
     for (const auto& [low, high] : {std::pair(-12.0, -7.0), std::pair(-9.0, 1.0), std::pair(2.0, 8.0)}) {
       CAPTURE(low, high);
       torch::manual_seed(92);
-      BothDevices<FusedAdamW> both(odd_parameters(mode.dtype),
-                                   with_mode(FusedAdamWOptions(0.01).state_bits(8).seed(5), mode));
+      BothDevices<TestType> both(odd_parameters(mode.dtype),
+                                 with_mode(OptionsOf<TestType>(0.01).state_bits(8).seed(5), mode));
       for (int step = 0; step < 6; ++step) {
         set_spread_gradients(both, low, is_half ? std::min(high, 4.0) : high);
         both.step();
@@ -82,11 +84,12 @@ TEST_CASE("moments of any size have the same codes on GPU and CPU", "[adam8][gpu
   });
 }
 
-TEST_CASE("a gradient that is not finite spoils the same groups on GPU and CPU", "[adam8][gpu]") {
+TEMPLATE_TEST_CASE("a gradient that is not finite spoils the same groups on GPU and CPU", "[adam8][gpu]",
+                   FusedAdamW, FusedLamb) {
   PACER_NEEDS_GPU();
   torch::manual_seed(93);
-  BothDevices<FusedAdamW> both(random_parameters({{5000}, {70}}, at::kFloat),
-                               FusedAdamWOptions(0.01).state_bits(8));
+  BothDevices<TestType> both(random_parameters({{5000}, {70}}, at::kFloat),
+                             OptionsOf<TestType>(0.01).state_bits(8));
   for (int step = 0; step < 3; ++step) {
     both.set_gradients();
     for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
@@ -107,14 +110,15 @@ TEST_CASE("a gradient that is not finite spoils the same groups on GPU and CPU",
   CHECK(count_true(state_of(both.on_cpu, both.cpu[0]).exp_avg_scale().isnan()) == 3);
 }
 
-TEST_CASE("a captured step with state in 8 bits replays to the bits of eager steps", "[adam8][gpu]") {
+TEMPLATE_TEST_CASE("a captured step with state in 8 bits replays to the bits of eager steps", "[adam8][gpu]",
+                   FusedAdamW, FusedLamb) {
   PACER_NEEDS_GPU();
   for_every_mode([](const Mode& mode) {
     torch::manual_seed(94);
     const auto stream = c10::cuda::getStreamFromPool();
     const c10::cuda::CUDAStreamGuard guard(stream);
-    const auto options = FusedAdamWOptions(0.01).finite_check(true).seed(4).state_bits(8);
-    BothDevices<FusedAdamW> both(odd_parameters(mode.dtype), with_mode(options, mode));
+    const auto options = OptionsOf<TestType>(0.01).finite_check(true).seed(4).state_bits(8);
+    BothDevices<TestType> both(odd_parameters(mode.dtype), with_mode(options, mode));
     both.set_gradients();
     std::vector<Tensor> fixed;
     for (const Tensor& p : both.gpu) fixed.push_back(p.grad());
@@ -143,12 +147,13 @@ TEST_CASE("a captured step with state in 8 bits replays to the bits of eager ste
   });
 }
 
-TEST_CASE("state in 8 bits travels between devices and formats", "[adam8][gpu]") {
+TEMPLATE_TEST_CASE("state in 8 bits travels between devices and formats", "[adam8][gpu]", FusedAdamW,
+                   FusedLamb) {
   PACER_NEEDS_GPU();
   for_every_mode([](const Mode& mode) {
     torch::manual_seed(95);
-    const auto options = with_mode(FusedAdamWOptions(0.01).state_bits(8), mode);
-    BothDevices<FusedAdamW> both(odd_parameters(mode.dtype), options);
+    const auto options = with_mode(OptionsOf<TestType>(0.01).state_bits(8), mode);
+    BothDevices<TestType> both(odd_parameters(mode.dtype), options);
     for (int step = 0; step < 3; ++step) {
       both.set_gradients();
       both.step();
@@ -170,6 +175,28 @@ TEST_CASE("state in 8 bits travels between devices and formats", "[adam8][gpu]")
       CHECK(both.differs() == "");
       CHECK(state_of(both.on_gpu, both.gpu[3]).exp_avg_scale().defined() == (bits == 8));
     }
+  });
+}
+
+// Trust ratios of tensors of one warp, of one block, of several units, and without elements.
+TEST_CASE("LAMB's trust ratios in 8 bits are the CPU's to the bit", "[adam8][fused_lamb][gpu]") {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    torch::manual_seed(96);
+    const auto options = FusedLambOptions(0.01).weight_decay(0.1).max_coeff(100).seed(6).state_bits(8);
+    BothDevices<FusedLamb> both(
+        random_parameters({{1}, {0, 4}, {33}, {128}, {129}, {2049}, {32768}, {300, 301}}, mode.dtype),
+        with_mode(options, mode));
+    for (int step = 0; step < 4; ++step) {
+      both.set_gradients();
+      if (step == 2) both.clear_gradient(5);
+      both.step();
+      for (size_t i = 0; i < both.cpu.size(); ++i) {
+        CAPTURE(step, i);
+        CHECK(both.on_gpu.trust_ratio(both.gpu[i]) == both.on_cpu.trust_ratio(both.cpu[i]));
+      }
+    }
+    CHECK(both.differs() == "");
   });
 }
 
