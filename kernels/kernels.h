@@ -29,6 +29,7 @@
 #include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/kernels/math/sgd.h>
+#include <pacer/kernels/math/schedule_free.h>
 #include <pacer/kernels/muon.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>

@@ -78,6 +78,8 @@ struct alignas(16) AdamScalars : MomentScalars<Real> {
   Real decay;                    // learning_rate * weight_decay in decoupled mode, else 0
   Real step_size;                // learning_rate / c1
   Real inverse_sqrt_correction;  // 1 / sqrt(c2)
+  Real average_weight;           // schedule_free.h alone, as is y_step; 0 in other rules
+  Real y_step;
   WeightDecay decay_mode;
   uint64_t seed;
   int64_t step;  // t, the step being taken; 1 for the first
@@ -105,6 +107,8 @@ PACER_HOST_DEVICE AdamScalars<Real> adam_scalars(const RuleSettings& settings, i
   scalars.decay = static_cast<Real>(decoupled ? mul_(settings.learning_rate, settings.weight_decay) : 0.0);
   scalars.step_size = static_cast<Real>(div_(settings.learning_rate, c1));
   scalars.inverse_sqrt_correction = static_cast<Real>(div_(1.0, sqrt_(c2)));
+  scalars.average_weight = 0;
+  scalars.y_step = 0;
   scalars.decay_mode = settings.decay_mode;
   scalars.seed = settings.seed;
   scalars.step = step;
