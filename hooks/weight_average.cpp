@@ -45,7 +45,14 @@ WeightAverage::WeightAverage(WeightAverageOptions options) : options_(options) {
 WeightAverage::WeightAverage(WeightAverage&&) noexcept = default;
 WeightAverage::~WeightAverage() = default;
 
-void WeightAverage::attach(SessionParts& parts) { parts_ = &parts; }
+void WeightAverage::attach(SessionParts& parts) {
+  const SessionOptimizer* const optimizer = parts.session_optimizer();
+  require(
+      optimizer == nullptr || !optimizer->averages_weights(),
+      "WeightAverage: the optimizer averages the weights itself, and evaluation sees that average; leave the "
+      "hook out");
+  parts_ = &parts;
+}
 
 void WeightAverage::arrange() {
   require(

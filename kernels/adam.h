@@ -10,6 +10,7 @@
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/math/gradient_guard.h>
 #include <pacer/kernels/math/lamb.h>
+#include <pacer/kernels/math/schedule_free.h>
 #include <pacer/kernels/stream.h>
 
 namespace pacer::kernels {
@@ -120,8 +121,21 @@ inline bool operator==(const StepGroup& a, const StepGroup& b) {
   return a.settings == b.settings && a.is_double == b.is_double && a.active == b.active;
 }
 
-// The scalars of step number `step` (1 for the first). Full denormals here, too.
-void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars);
+// What a step group has behind it: its steps, and what the average of schedule_free.h has taken in.
+struct StepCount {
+  int64_t steps = 0;
+  AverageWeights average;
+};
+static_assert(sizeof(StepCount) == 24);
+
+// The scalars of step number `step` (1 for the first). `average` is that of the steps before; where the rule
+// averages it takes this step in. Full denormals here, too.
+void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars, AverageWeights& average);
+// The same of a rule without an average, or for what does not depend on it.
+inline void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars) {
+  AverageWeights average;
+  adam_scalars_cpu(group, step, scalars, average);
+}
 
 // Copies the scalars of `count` step groups, of a rule of float, but for the factor of the gradients.
 void replace_factor_cpu(const StepScalars* scalars, int64_t count, double factor, StepScalars* replaced);
@@ -144,10 +158,10 @@ struct AdamTiles {
 void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
-// Advances steps[i] of the active step groups and writes the scalars of all, on the device, in double. Where
-// `check` is not null the settings' factor is multiplied with its own, and where it is non-finite the steps
+// Advances counts[i] of the active step groups and writes the scalars of all, on the device, in double. Where
+// `check` is not null the settings' factor is multiplied with its own, and where it is non-finite the counts
 // stay and the scalars say skip.
-void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
+void adam_prologue_cuda(const StepGroup* groups, int64_t count, StepCount* counts, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
 
 // The same on the device, where the factor is, too.

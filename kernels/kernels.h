@@ -28,8 +28,8 @@
 #include <pacer/kernels/math/onebit.h>
 #include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
-#include <pacer/kernels/math/sgd.h>
 #include <pacer/kernels/math/schedule_free.h>
+#include <pacer/kernels/math/sgd.h>
 #include <pacer/kernels/muon.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
@@ -37,5 +37,6 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/kernels/onebit_layout.h>
+#include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 #include <pacer/kernels/stream.h>

@@ -15,6 +15,7 @@
 namespace pacer {
 namespace {
 
+using detail::kAverageNumbers;
 using detail::kStateFields;
 
 // No LibTorch may have put more in between.
@@ -27,7 +28,8 @@ bool same_tensor(const torch::Tensor& a, const torch::Tensor& b) {
 
 }  // namespace
 
-FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other) : step_(other.step()) {
+FusedAdamStateFields::FusedAdamStateFields(const FusedAdamStateFields& other)
+    : step_(other.step()), average_(other.average()) {
   for (const auto& field : kStateFields) (this->*field.get)() = (other.*field.read)();
 }
 
@@ -43,15 +45,19 @@ std::shared_ptr<const detail::StepClock> FusedAdamStateFields::clock() const {
 void FusedAdamStateFields::follow(std::shared_ptr<const detail::StepClock> clock) {
   clock_ = std::move(clock);
   step_ = clock_->host_steps();
+  note_average();
 }
+
+void FusedAdamStateFields::note_average() { average_ = clock_->host_count().average; }
 
 int64_t FusedAdamStateFields::step() const {
   const auto clock = this->clock();
-  return clock ? clock->read() : step_;
+  return clock ? clock->read().steps : step_;
 }
 
 FusedAdamStateFields& FusedAdamStateFields::step(int64_t steps) {
   require(steps >= 0, "a step count must be >= 0, not ", steps);
+  if (averages()) average_ = average();
   step_ = steps;
   clock_.reset();
   return *this;
@@ -61,8 +67,21 @@ const char* FusedSgdParamState::saved_name(const char* field) const {
   return field == std::string_view("exp_avg") ? "momentum_buffer" : field;
 }
 
+kernels::AverageWeights FusedAdamStateFields::average() const {
+  const auto clock = averages() ? this->clock() : nullptr;
+  return clock ? clock->read().average : average_;
+}
+
+FusedAdamStateFields& FusedAdamStateFields::average(const kernels::AverageWeights& average) {
+  detail::check_average(average, "the average of a parameter");
+  step_ = step();
+  average_ = average;
+  clock_.reset();
+  return *this;
+}
+
 bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right) {
-  return left.step() == right.step() &&
+  return left.step() == right.step() && left.average() == right.average() &&
          std::all_of(std::begin(kStateFields), std::end(kStateFields), [&](const auto& field) {
            return same_tensor((left.*field.read)(), (right.*field.read)());
          });
@@ -72,6 +91,11 @@ bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& ri
 // the copy keeps the archive from storing the whole arena for each.
 void FusedAdamStateFields::serialize(torch::serialize::OutputArchive& archive) const {
   archive.write("step", c10::IValue(step()));
+  if (averages()) {
+    const kernels::AverageWeights taken_in = average();
+    for (const auto& number : kAverageNumbers)
+      archive.write(number.name, c10::IValue(taken_in.*number.value));
+  }
   for (const auto& field : kStateFields) {
     const torch::Tensor& tensor = (this->*field.read)();
     if (tensor.defined()) archive.write(saved_name(field.name), c10::IValue(tensor.clone()));
@@ -83,14 +107,27 @@ void FusedAdamStateFields::serialize(torch::serialize::InputArchive& archive) {
   const bool has_step = archive.try_read("step", value);
   require(has_step ? value.isInt() : may_lack_step(), "the archive has no step count for a parameter");
   step(has_step ? value.toInt() : archive.keys().empty() ? 0 : 1);
+  const auto counts = [&](const std::string& key) {
+    return averages() && std::any_of(std::begin(kAverageNumbers), std::end(kAverageNumbers),
+                                     [&](const auto& number) { return key == number.name; });
+  };
+  if (averages()) {
+    kernels::AverageWeights taken_in;
+    for (const auto& number : kAverageNumbers) {
+      require(archive.try_read(number.name, value) && value.isDouble(), "the archive has no ", number.name,
+              " for a parameter");
+      taken_in.*number.value = value.toDouble();
+    }
+    average(taken_in);
+  }
   for (const auto& field : kStateFields) {
     (this->*field.get)() =
         archive.try_read(saved_name(field.name), value) ? value.toTensor() : torch::Tensor();
   }
   for (const std::string& key : archive.keys()) {
-    const bool known =
-        key == "step" || std::any_of(std::begin(kStateFields), std::end(kStateFields),
-                                     [&](const auto& field) { return key == saved_name(field.name); });
+    const bool known = key == "step" || counts(key) ||
+                       std::any_of(std::begin(kStateFields), std::end(kStateFields),
+                                   [&](const auto& field) { return key == saved_name(field.name); });
     require(known, "the archive has \"", key,
             "\" of a parameter, which this pacer does not know; it was written by a newer one");
   }

@@ -14,6 +14,8 @@
 #include <torch/arg.h>
 #include <torch/optim/optimizer.h>
 
+#include <pacer/kernels/math/adam.h>
+
 namespace pacer {
 
 namespace detail {
@@ -39,6 +41,13 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   // is then the host's count, which has the skipped steps in it and not those of a graph's replays.
   int64_t step() const;
   FusedAdamStateFields& step(int64_t steps);
+
+  // ScheduleFreeAdamW: what the average has taken in of this parameter's steps; zeros in all others. Reading
+  // it waits for the device where reading step() does.
+  kernels::AverageWeights average() const;
+  FusedAdamStateFields& average(const kernels::AverageWeights& average);
+  // Whether the optimizer of such states averages, so that files hold average().
+  virtual bool averages() const { return false; }
 
  private:
   int64_t step_ = 0;  // the host's count; it and the next three are where torch's states have them
@@ -85,11 +94,14 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
     return clock_.get() == clock && step_ == steps;
   }
   void count_step() { ++step_; }
+  // What the host knows of the clock's average.
+  void note_average();
 
   std::shared_ptr<const detail::StepClock> clock_;
+  kernels::AverageWeights average_;  // the host's
 };
 
-// Equal step counts and equal tensors, as LibTorch compares its optimizers' states.
+// Equal counts and equal tensors, as LibTorch compares its optimizers' states.
 bool operator==(const FusedAdamStateFields& left, const FusedAdamStateFields& right);
 
 // The fields with a clone() of the state that derives from them.
@@ -128,5 +140,9 @@ struct OneBitMuonParamState : public CloneableStateFields<OneBitMuonParamState> 
 struct OneBitAdamParamState : public CloneableStateFields<OneBitAdamParamState> {};
 // The same with LAMB's trust average.
 struct OneBitLambParamState : public CloneableStateFields<OneBitLambParamState> {};
+// max_exp_avg_sq stays undefined. exp_avg holds z, the weights that the steps move.
+struct ScheduleFreeAdamWParamState : public CloneableStateFields<ScheduleFreeAdamWParamState> {
+  bool averages() const override { return true; }
+};
 
 }  // namespace pacer

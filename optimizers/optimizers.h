@@ -23,6 +23,8 @@
 #include <pacer/optimizers/optimizer_options.h>
 #include <pacer/optimizers/own_rule.h>
 #include <pacer/optimizers/paging.h>
+#include <pacer/optimizers/schedule_free.h>
+#include <pacer/optimizers/schedule_free_options.h>
 #include <pacer/optimizers/session_optimizer.h>
 #include <pacer/optimizers/sgd_options.h>
 #include <pacer/optimizers/tensor_names.h>

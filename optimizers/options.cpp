@@ -60,6 +60,7 @@ template struct FusedOptionsOf<FusedLambOptions>;
 template struct FusedOptionsOf<MuonOptions>;
 template struct FusedOptionsOf<OneBitMuonOptions>;
 template struct FusedOptionsOf<OwnRuleOptions>;
+template struct FusedOptionsOf<ScheduleFreeAdamWOptions>;
 template struct MuonOptionsOf<MuonOptions>;
 template struct MuonOptionsOf<OneBitMuonOptions>;
 
@@ -74,6 +75,8 @@ template bool operator==(const OptimizerOptionsOf<OneBitMuonOptions>&,
                          const OptimizerOptionsOf<OneBitMuonOptions>&);
 template bool operator==(const OptimizerOptionsOf<OwnRuleOptions>&,
                          const OptimizerOptionsOf<OwnRuleOptions>&);
+template bool operator==(const OptimizerOptionsOf<ScheduleFreeAdamWOptions>&,
+                         const OptimizerOptionsOf<ScheduleFreeAdamWOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitAdamOptions>&,
                          const OptimizerOptionsOf<OneBitAdamOptions>&);
 template bool operator==(const OptimizerOptionsOf<OneBitLambOptions>&,

@@ -104,6 +104,14 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // How many of the parameter's elements each element of such a part is about: one, or more, which share a scale.
   virtual int64_t elements_each(const std::string& /*name*/) const { return 1; }
 
+  // Around what a Session evaluates, and around the file of its best model; one may lie inside another. An
+  // optimizer whose model holds other weights in training puts those of evaluation in place, and at the end
+  // the bits that were there. Throws where it cannot, changing nothing.
+  virtual void evaluation_begin() {}
+  virtual void evaluation_end() noexcept {}
+  // Whether those of evaluation are an average of weights, so that there need not be another one.
+  virtual bool averages_weights() const { return false; }
+
   // The rate that a schedule multiplies: the group's initial_lr, which is first set to its lr where it is
   // unset.
   virtual double base_lr(size_t group) = 0;

@@ -1,5 +1,5 @@
-// Evaluation mode with everything put back at the end: gradients off, every module in eval(), the model as
-// hooks have it in evaluation, autocast as in training.
+// Evaluation mode with everything put back at the end: gradients off, every module in eval(), the model as the
+// optimizer and hooks have it in evaluation, autocast as in training.
 #pragma once
 
 #include <cstddef>
@@ -47,10 +47,12 @@ class EvaluationMode : public ModesPutBack {
   explicit EvaluationMode(torch::nn::Module& model) : ModesPutBack(model) { model.eval(); }
 };
 
-// What hooks make of the model for an evaluation, without running it.
+// What the optimizer and hooks make of the model for an evaluation, without running it.
 class HooksEvaluationScope {
  public:
-  explicit HooksEvaluationScope(const SessionParts& parts) : hooks_(parts.hooks()) {
+  explicit HooksEvaluationScope(const SessionParts& parts)
+      : optimizer_(parts.session_optimizer()), hooks_(parts.hooks()) {
+    if (optimizer_ != nullptr) optimizer_->evaluation_begin();
     try {
       for (; begun_ < hooks_.size(); ++begun_) hooks_[begun_]->evaluation_begin();
     } catch (...) {
@@ -64,8 +66,10 @@ class HooksEvaluationScope {
  private:
   void end() noexcept {
     while (begun_ > 0) hooks_[--begun_]->evaluation_end();
+    if (optimizer_ != nullptr) optimizer_->evaluation_end();
   }
 
+  SessionOptimizer* const optimizer_;
   const std::vector<std::shared_ptr<Hook>>& hooks_;
   size_t begun_ = 0;
 };

@@ -19,13 +19,19 @@ void step_tile_of_adam(const Tile& tile, const AdamTensor& tensor, const void* g
 }
 
 template <class Real>
-void write_scalars(const StepGroup& group, int64_t step, StepScalars& scalars) {
+void write_scalars(const StepGroup& group, int64_t step, StepScalars& scalars, AverageWeights& average) {
   const auto write = [&](auto value) {
     value.skip = !group.active;
     scalars.set(value);
   };
-  group.settings.rule == UpdateRule::lamb ? write(lamb_scalars<Real>(group.settings, step))
-                                          : write(adam_scalars<Real>(group.settings, step));
+  switch (group.settings.rule) {
+    case UpdateRule::adam:
+      return write(adam_scalars<Real>(group.settings, step));
+    case UpdateRule::lamb:
+      return write(lamb_scalars<Real>(group.settings, step));
+    case UpdateRule::schedule_free:
+      return write(schedule_free_scalars<Real>(group.settings, step, average));
+  }
 }
 
 }  // namespace
@@ -50,9 +56,10 @@ PACER_TARGET_CLONES void fill_random16(uint64_t seed, int64_t step, int64_t firs
   }
 }
 
-void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars) {
+void adam_scalars_cpu(const StepGroup& group, int64_t step, StepScalars& scalars, AverageWeights& average) {
   const FullDenormals full_denormals;
-  group.is_double ? write_scalars<double>(group, step, scalars) : write_scalars<float>(group, step, scalars);
+  group.is_double ? write_scalars<double>(group, step, scalars, average)
+                  : write_scalars<float>(group, step, scalars, average);
 }
 
 void replace_factor_cpu(const StepScalars* scalars, int64_t count, double factor, StepScalars* replaced) {

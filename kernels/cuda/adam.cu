@@ -10,28 +10,33 @@ namespace {
 constexpr int kPrologueThreads = 32;
 
 // One thread per step group. The update may start loading meanwhile.
-__global__ void prologue_kernel(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
-                                const GradientCheck* check) {
+__global__ void prologue_kernel(const StepGroup* groups, int64_t count, StepCount* counts,
+                                StepScalars* scalars, const GradientCheck* check) {
   let_next_kernel_start();
   const int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
   if (i >= count) return;
   StepGroup group = groups[i];
   const bool skip = !group.active || (check != nullptr && check->non_finite != 0);
   if (check != nullptr) group.settings.factor = mul_(check->factor, group.settings.factor);
-  const int64_t step = steps[i] + 1;
-  if (!skip) steps[i] = step;
+  StepCount reached = counts[i];
+  ++reached.steps;
   const auto write = [&](auto value) {
     value.skip = skip;
     scalars[i].set(value);
   };
-  const bool lamb = group.settings.rule == UpdateRule::lamb;
-  if (group.is_double) {
-    lamb ? write(lamb_scalars<double>(group.settings, step))
-         : write(adam_scalars<double>(group.settings, step));
-  } else {
-    lamb ? write(lamb_scalars<float>(group.settings, step))
-         : write(adam_scalars<float>(group.settings, step));
-  }
+  const auto write_all = [&](auto real) {
+    using Real = decltype(real);
+    switch (group.settings.rule) {
+      case UpdateRule::adam:
+        return write(adam_scalars<Real>(group.settings, reached.steps));
+      case UpdateRule::lamb:
+        return write(lamb_scalars<Real>(group.settings, reached.steps));
+      case UpdateRule::schedule_free:
+        return write(schedule_free_scalars<Real>(group.settings, reached.steps, reached.average));
+    }
+  };
+  group.is_double ? write_all(double{}) : write_all(float{});
+  if (!skip) counts[i] = reached;
 }
 
 __global__ void factor_kernel(const StepScalars* scalars, int64_t count, const double* factor,
@@ -56,11 +61,11 @@ void adam_cuda(AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tens
   run("the Adam update", choice, tiles, tensors, gradients, scalars, stream);
 }
 
-void adam_prologue_cuda(const StepGroup* groups, int64_t count, int64_t* steps, StepScalars* scalars,
+void adam_prologue_cuda(const StepGroup* groups, int64_t count, StepCount* counts, StepScalars* scalars,
                         const GradientCheck* check, Stream stream) {
   if (count == 0) return;
   prologue_kernel<<<static_cast<unsigned>(ceil_divide(count, kPrologueThreads)), kPrologueThreads, 0,
-                    stream>>>(groups, count, steps, scalars, check);
+                    stream>>>(groups, count, counts, scalars, check);
   check_launch("the Adam prologue");
 }
 

@@ -15,6 +15,7 @@
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/kernels/onebit_lamb.h>
+#include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 
 namespace pacer::kernels {
@@ -43,7 +44,7 @@ void adam_8bit_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamG
   refuse();
 }
 void cross_entropy_cuda(const CrossEntropy&, Stream) { refuse(); }
-void adam_prologue_cuda(const StepGroup*, int64_t, int64_t*, StepScalars*, const GradientCheck*, Stream) {
+void adam_prologue_cuda(const StepGroup*, int64_t, StepCount*, StepScalars*, const GradientCheck*, Stream) {
   refuse();
 }
 void replace_factor_cuda(const StepScalars*, int64_t, const double*, StepScalars*, Stream) { refuse(); }
@@ -94,6 +95,10 @@ void layer_norm_cuda(const LayerNormForward&, Stream) { refuse(); }
 void layer_norm_backward_cuda(const LayerNormBackward&, Stream) { refuse(); }
 void nf4_quantize_cuda(const void*, ElementType, const Nf4Codes&, float*, Stream) { refuse(); }
 void nf4_decode_cuda(const Nf4Codes&, ElementType, void*, int64_t, int64_t, Stream) { refuse(); }
+void schedule_free_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                        const StepScalars*, Stream) {
+  refuse();
+}
 void sum_of_squares_cuda(GradientType, const Tile*, int64_t, const AdamGradient*, const uint32_t*, double*,
                          Stream, int64_t) {
   refuse();

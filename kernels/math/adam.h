@@ -16,8 +16,27 @@ namespace pacer::kernels {
 // (AdamW).
 enum class WeightDecay : uint32_t { none, l2, decoupled };
 
-// Which rule turns the moments into an update: this file's, or that of lamb.h.
-enum class UpdateRule : uint32_t { adam, lamb };
+// Which rule turns the moments into an update: this file's, or that of lamb.h or schedule_free.h.
+enum class UpdateRule : uint32_t { adam, lamb, schedule_free };
+
+// How schedule_free.h averages what the steps leave.
+struct AveragingRule {
+  int64_t warmup_steps = 0;    // the learning rate rises linearly over so many steps, >= 0
+  double r = 0;                // a step counts in the average as step^r, in [0, 16],
+  double weight_lr_power = 2;  // times the largest learning rate so far to this power, in [0, 16]
+};
+inline bool operator==(const AveragingRule& a, const AveragingRule& b) {
+  return a.warmup_steps == b.warmup_steps && a.r == b.r && a.weight_lr_power == b.weight_lr_power;
+}
+
+// What the average has taken in so far; of no step, and in other rules, both are 0.
+struct AverageWeights {
+  double weight_sum = 0;
+  double lr_max = 0;
+};
+inline bool operator==(const AverageWeights& a, const AverageWeights& b) {
+  return a.weight_sum == b.weight_sum && a.lr_max == b.lr_max;
+}
 
 // What the user chose for the rule of an update, as the host knows it. `factor` multiplies every gradient
 // first (1 for none).
@@ -37,13 +56,14 @@ struct RuleSettings {
   double coeff_beta = 0;  // of the trust ratio's average
   uint32_t adapt = 1;     // 0: the trust ratio is 1
   UpdateRule rule = UpdateRule::adam;
+  AveragingRule averaging;  // schedule_free.h only
 };
 inline bool operator==(const RuleSettings& a, const RuleSettings& b) {
   const auto all = [](const RuleSettings& s) {
     return std::tie(s.learning_rate, s.beta1, s.beta2, s.epsilon, s.weight_decay, s.factor, s.seed,
                     s.decay_mode, s.bias_correction, s.min_coeff, s.max_coeff, s.coeff_beta, s.adapt, s.rule);
   };
-  return all(a) == all(b);
+  return all(a) == all(b) && a.averaging == b.averaging;
 }
 
 // What every rule's moments and denominators need, rounded once from double. Real is float, or double for

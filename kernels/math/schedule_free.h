@@ -10,19 +10,6 @@
 
 namespace pacer::kernels {
 
-// How z are averaged.
-struct AveragingRule {
-  int64_t warmup_steps = 0;    // the learning rate rises linearly over so many steps, >= 0
-  double r = 0;                // a step counts in the average as step^r, in [0, 64],
-  double weight_lr_power = 2;  // times the largest learning rate so far to this power, in [0, 64]
-};
-
-// What the average has taken in so far; of no step both are 0.
-struct AverageWeights {
-  double weight_sum = 0;
-  double lr_max = 0;
-};
-
 // base^exponent for base >= 0 and exponent in [0, 64]: whole powers by repeated squaring, the fraction by square
 // roots, bit by bit. Within 2^-44 of the result, and the same bits on host and device, which `pow` does not
 // promise. 0^0 is 1.
@@ -64,11 +51,10 @@ PACER_HOST_DEVICE double take_into_average(double rate, const AveragingRule& rul
 // The scalars of step number `step`, which `average` takes in. Computed in double, each rounded once. l2 is the
 // decay at y, and step_size the learning rate of z; beta1 must be above 0.
 template <class Real>
-PACER_HOST_DEVICE AdamScalars<Real> schedule_free_scalars(const RuleSettings& settings,
-                                                          const AveragingRule& rule, int64_t step,
+PACER_HOST_DEVICE AdamScalars<Real> schedule_free_scalars(const RuleSettings& settings, int64_t step,
                                                           AverageWeights& average) {
-  const double rate = warmed_up_rate(settings.learning_rate, rule, step);
-  const double share = take_into_average(rate, rule, step, average);
+  const double rate = warmed_up_rate(settings.learning_rate, settings.averaging, step);
+  const double share = take_into_average(rate, settings.averaging, step, average);
   AdamScalars<Real> scalars = adam_scalars<Real>(settings, step);
   scalars.l2 = static_cast<Real>(settings.weight_decay);
   scalars.decay = 0;

@@ -1,11 +1,13 @@
 // The state tensors of entries: created in arenas, converted where dtype, layout, place or master weights
 // have changed.
+#include <cmath>
 #include <map>
 #include <type_traits>
 
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <pacer/core/error.h>
 #include <pacer/core/tile.h>
 #include <pacer/optimizers/detail/moment_codes.h>
 #include <pacer/optimizers/detail/state_memory.h>
@@ -23,14 +25,6 @@ constexpr at::ScalarType kDtypeOf = std::is_same_v<Element, double>             
                                     : std::is_same_v<Element, kernels::BFloat16> ? at::kBFloat16
                                     : std::is_same_v<Element, uint16_t>          ? at::kShort
                                                                                  : at::kFloat;
-
-// The fp32 value whose rounded half and remainder are given. As kernels' join: a zero that somebody else
-// wrote is zero, whatever its remainder.
-at::Tensor join(const at::Tensor& rounded, const at::Tensor& remainder) {
-  const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
-  const at::Tensor was_written = rounded.eq(0).logical_and(remainder.lt(0));
-  return high.add(remainder.to(at::kInt).masked_fill(was_written, 0)).view(at::kFloat);
-}
 
 // One arena for all entries of a call; each gets a view in its own layout.
 class DeviceArenas final : public StateMemory {
@@ -95,7 +89,7 @@ void fill_master(ParameterEntry& entry) {
   const at::Tensor& remainder = entry.state->remainder();
   at::Tensor& master = entry.state->master();
   if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
-    master.copy_(join(entry.memory, remainder.to(entry.parameter.device())));
+    master.copy_(joined_value(entry.memory, remainder.to(entry.parameter.device())));
     write_parameter(entry,
                     master);  // a master copy is rounded to nearest even, a remainder half away from zero
   } else {
@@ -136,6 +130,20 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
+}
+
+at::Tensor joined_value(const at::Tensor& rounded, const at::Tensor& remainder) {
+  const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
+  const at::Tensor was_written = rounded.eq(0).logical_and(remainder.lt(0));
+  return high.add(remainder.to(at::kInt).masked_fill(was_written, 0)).view(at::kFloat);
+}
+
+void check_average(const kernels::AverageWeights& average, const std::string& what) {
+  for (const AverageNumber& number : kAverageNumbers) {
+    const double value = average.*number.value;
+    require(std::isfinite(value) && value >= 0, what, " has ", number.name, " ", value,
+            ", which must be a finite number >= 0");
+  }
 }
 
 std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,

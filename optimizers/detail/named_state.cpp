@@ -115,6 +115,19 @@ bool is_awaited(const FusedAdamStateFields& state, size_t group, const Optimizer
   return of_group.starts_at_gradient && of_group.has_first_moment;
 }
 
+// The same of what its average has taken in.
+kernels::AverageWeights import_average(const RegisteredParameter& parameter, const NamedTensors& saved,
+                                       std::set<std::string>& used) {
+  kernels::AverageWeights average;
+  for (const AverageNumber& number : kAverageNumbers) {
+    const std::string key = parameter.name + "/" + number.name;
+    average.*number.value = require_number<double>(saved, key);
+    used.insert(key);
+  }
+  check_average(average, "parameter " + parameter.name + " of the state to load");
+  return average;
+}
+
 void require_all_used(const NamedTensors& saved, const std::set<std::string>& used, const char* optimizer) {
   const int64_t version = version_of(saved);
   for (const auto& item : saved) {
@@ -214,6 +227,12 @@ NamedTensors export_state(const OptimizerView& own) {
     exported[parameter.name + "/group"] = number_tensor(static_cast<int64_t>(parameter.group));
     const bool is_counted = state && !(state->may_lack_step() && is_awaited(*state, parameter.group, own));
     exported[parameter.name + "/step"] = number_tensor(is_counted ? state->step() : int64_t{0});
+    if (own.traits.averages) {
+      const auto average = state ? state->average() : kernels::AverageWeights();
+      for (const AverageNumber& number : kAverageNumbers) {
+        exported[parameter.name + "/" + number.name] = number_tensor(average.*number.value);
+      }
+    }
     if (state == nullptr) continue;
     for (const StateField& field : kStateFields) {
       const at::Tensor& tensor = (state->*field.read)();
@@ -254,6 +273,8 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
     const std::string& name = parameter.name;
     import_group(parameter, saved, used);
     const int64_t step = import_step(parameter, saved, used);
+    const auto average =
+        own.traits.averages ? import_average(parameter, saved, used) : kernels::AverageWeights();
     auto state = own.traits.make_state();
     auto& fields = static_cast<FusedAdamStateFields&>(*state);
     const auto has = [&](const StateField& field) {
@@ -262,7 +283,7 @@ PendingState import_state(const NamedTensors& saved, const OptimizerView& own) {
     const bool starts_later = settings[parameter.group].starts_at_gradient;
     const auto* const last = starts_later ? std::end(kStateFields) : std::begin(kStateFields) + 1;
     if (std::none_of(std::begin(kStateFields), last, has) && step == 0) continue;  // it never had a gradient
-    fields.step(step);
+    fields.step(step).average(average);
     import_tensors(parameter, own.range_of(parameter), own.state_on_host, settings[parameter.group], saved,
                    fields, used);
     pending.states[parameter.key()] = std::move(state);

@@ -148,10 +148,14 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
 
 std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
     const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state) {
-  if (const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state)) {
-    return own_state_of(traits, *adam, /*copies=*/false);
-  }
-  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state)) {
+  const auto* adam = dynamic_cast<const torch::optim::AdamParamState*>(&state);
+  const auto* adamw = dynamic_cast<const torch::optim::AdamWParamState*>(&state);
+  require(
+      (adam == nullptr && adamw == nullptr) || !traits.averages, traits.name,
+      ": a state of torch's Adam or AdamW was put among its states, whose exp_avg is a momentum and no z; "
+      "remove it, so that the parameter begins anew");
+  if (adam != nullptr) return own_state_of(traits, *adam, /*copies=*/false);
+  if (adamw != nullptr) {
     return own_state_of(traits, *adamw, /*copies=*/false);
   }
   if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {

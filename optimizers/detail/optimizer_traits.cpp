@@ -7,6 +7,7 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/kernels/adam_8bit.h>
+#include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 #include <pacer/optimizers/detail/group_defaults.h>
 #include <pacer/optimizers/detail/option_visitors.h>
@@ -54,6 +55,20 @@ void check_state_bits(const char* optimizer, const Options& options) {
           ": pages of state have no scales beside them; leave out paged(), or leave state_bits at 32");
 }
 
+void check_averaging(const char* optimizer, const ScheduleFreeAdamWOptions& options) {
+  constexpr double kLargestPower = 16;  // the powers of all steps and rates that there are are numbers then
+  require(std::get<0>(options.betas()) > 0, optimizer,
+          ": the first beta must be > 0, because the average is not stored but follows from the weights of "
+          "training, which would have nothing of it");
+  require(options.warmup_steps() >= 0, optimizer, ": warmup_steps must be >= 0, not ",
+          options.warmup_steps());
+  for (const auto& [name, power] :
+       {std::make_pair("r", options.r()), std::make_pair("weight_lr_power", options.weight_lr_power())}) {
+    require(power >= 0 && power <= kLargestPower, optimizer, ": ", name, " must be in [0, ", kLargestPower,
+            "], not ", power);
+  }
+}
+
 template <class Options>
 void check_options(const char* optimizer, const Options& options) {
   check_ranges(optimizer, options);
@@ -88,6 +103,7 @@ void check_options(const char* optimizer, const Options& options) {
     require(!options.paged(), optimizer,
             ": a momentum that is orthogonalised cannot come page by page; leave paged unset");
   }
+  if constexpr (kIsScheduleFree<Options>) check_averaging(optimizer, options);
   if constexpr (kIs<OneBitLambOptions, Options>) {
     require(options.factor_max() >= options.factor_min(), optimizer,
             ": factor_max must be a finite number >= factor_min (", options.factor_min(), "), not ",
@@ -158,6 +174,11 @@ GroupSettings settings_of(const Options& options) {
     settings.loops = &options.rule().loops();
     settings.has_second_moment = options.rule().has_second_moment();
   }
+  if constexpr (kIsScheduleFree<Options>) {
+    settings.loops = &kernels::kScheduleFreeUpdate;
+    kernel.rule = kernels::UpdateRule::schedule_free;
+    kernel.averaging = {options.warmup_steps(), options.r(), options.weight_lr_power()};
+  }
   if constexpr (kIs<OneBitMuonOptions, Options>) settings.compression = options.compression();
   if constexpr (kIsMuon<Options>) {
     if (options.orthogonalize()) {
@@ -187,7 +208,7 @@ class TraitsOf final : public OptimizerTraits {
                         : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
                         : kIsSgd<Options>                 ? "torch::optim::SGD"
                                                           : nullptr,
-                        kIsOneBit<Options>, kIsMuon<Options>) {}
+                        kIsOneBit<Options>, kIsMuon<Options>, kIsScheduleFree<Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
     const auto* own = dynamic_cast<const Options*>(&options);
@@ -309,8 +330,9 @@ const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<OneBitMuonOptions, OneBitMuonParamState> onebit_muon;
   static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
-  const std::array<const OptimizerTraits*, 8> all = {&adam, &adamw,       &lamb,        &sgd,
-                                                     &muon, &onebit_muon, &onebit_adam, &onebit_lamb};
+  static const TraitsOf<ScheduleFreeAdamWOptions, ScheduleFreeAdamWParamState> schedule_free;
+  const std::array<const OptimizerTraits*, 9> all = {
+      &adam, &adamw, &lamb, &sgd, &muon, &onebit_muon, &onebit_adam, &onebit_lamb, &schedule_free};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;
   }

@@ -86,6 +86,7 @@ class OptimizerTraits {
   const char* const torch_name;  // of torch's optimizer of the same rule; null where there is none
   const bool is_onebit;          // OneBitAdam, OneBitLamb
   const bool has_matrices;       // Muon, OneBitMuon: groups are of one rule or the other
+  const bool averages;           // ScheduleFreeAdamW: states count what their average has taken in
 
   // True for options of this optimizer's own type, as all below are unless they say otherwise.
   virtual bool owns(const torch::optim::OptimizerOptions& options) const = 0;
@@ -115,8 +116,12 @@ class OptimizerTraits {
   virtual void set_base_lr(torch::optim::OptimizerOptions& options, double rate) const = 0;
 
  protected:
-  OptimizerTraits(const char* own_name, const char* of_torch, bool onebit, bool matrices)
-      : name(own_name), torch_name(of_torch), is_onebit(onebit), has_matrices(matrices) {}
+  OptimizerTraits(const char* own_name, const char* of_torch, bool onebit, bool matrices, bool with_average)
+      : name(own_name),
+        torch_name(of_torch),
+        is_onebit(onebit),
+        has_matrices(matrices),
+        averages(with_average) {}
   ~OptimizerTraits() = default;
 };
 

@@ -13,6 +13,7 @@
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/own_rule.h>
+#include <pacer/optimizers/schedule_free_options.h>
 #include <pacer/optimizers/sgd_options.h>
 
 namespace pacer::detail {
@@ -54,6 +55,8 @@ constexpr bool kIsSgd = kIs<FusedSgdOptions, Options...>;
 // Whether there is an optimizer of the same rule in torch, whose options and states are taken for its own.
 template <class... Options>
 constexpr bool kHasTorch = kIsAdam<Options...> || kIsSgd<Options...>;
+template <class... Options>
+constexpr bool kIsScheduleFree = kIs<ScheduleFreeAdamWOptions, Options...>;
 
 // Calls visit(OptionField, value) for every field of the options, const or not; of several structs
 // visit(OptionField, value, other value ...). These are the options that say when the variance freezes,
@@ -143,6 +146,11 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"normalize_rows"}, o.normalize_rows()...);
     visit(OptionField{"row_beta", Range::below_one}, o.row_beta()...);
     visit(OptionField{"cautious_decay"}, o.cautious_decay()...);
+  }
+  if constexpr (kIsScheduleFree<Options...>) {
+    visit(OptionField{"warmup_steps"}, o.warmup_steps()...);
+    visit(OptionField{"r"}, o.r()...);
+    visit(OptionField{"weight_lr_power"}, o.weight_lr_power()...);
   }
   if constexpr (kIs<OneBitMuonOptions, Options...>) visit_compression_options(visit, o...);
   if constexpr (kIsOneBit<Options...>) {

@@ -31,6 +31,7 @@ constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedA
                                      : kIs<FusedSgdOptions, Options>   ? "FusedSgd"
                                      : kIs<MuonOptions, Options>       ? "Muon"
                                      : kIs<OneBitMuonOptions, Options> ? "OneBitMuon"
+                                     : kIsScheduleFree<Options>        ? "ScheduleFreeAdamW"
                                      : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
                                                                        : "OneBitLamb";
 
@@ -175,6 +176,10 @@ void read_options(Options& options, torch::serialize::InputArchive& archive) {
   if (archive.try_read("state_version", saved)) version = saved.toInt();
   const bool says_which = archive.try_read("optimizer", saved);
   require(says_which || version < kNamesSince, "the archive has no option \"optimizer\"");
+  require(
+      says_which || !kIsScheduleFree<Options>,
+      "the archive was saved by another optimizer than ScheduleFreeAdamW, whose exp_avg is a momentum and "
+      "no z; go on with that one, or begin a new run from its weights");
   if (says_which) require_same_optimizer(saved.toStringRef(), optimizer_of(options));
   const auto read = [&](const OptionField& field, auto& value) {
     using Value = std::decay_t<decltype(value)>;

@@ -1,8 +1,9 @@
-// The tensors of a parameter's state, listed once. Archives, state by name, checks and the engine's plan go
-// through this list.
+// The tensors of a parameter's state, and the numbers of one that averages, listed once. Archives, state by name,
+// checks and the engine's plan go through these lists.
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <c10/util/accumulate.h>
@@ -81,6 +82,16 @@ inline constexpr StateField kStateFields[kStateFieldCount] = {
 constexpr const StateField& scale_field(StateKind kind) {
   return kStateFields[kind == StateKind::moment ? 7 : 8];
 }
+
+// The numbers of a state that averages, beside its step count.
+struct AverageNumber {
+  const char* name;
+  double kernels::AverageWeights::*value;
+};
+inline constexpr AverageNumber kAverageNumbers[] = {{"weight_sum", &kernels::AverageWeights::weight_sum},
+                                                    {"lr_max", &kernels::AverageWeights::lr_max}};
+// Throws InvalidArgument where they are no such numbers; `what` is whose they are.
+void check_average(const kernels::AverageWeights& average, const std::string& what);
 
 // The dtype of a field for a parameter of that dtype set; none where such a parameter has no such tensor.
 std::optional<at::ScalarType> field_dtype(StateKind kind, kernels::AdamStorage storage,

@@ -232,6 +232,7 @@ void StepEngine::conclude(bool applied) {
     if (!plan_.taking_part[i]) continue;
     plan_.watches[i].tensor->bump_version();
     plan_.watches[i].state->count_step();
+    if (plan_.traits->averages) plan_.watches[i].state->note_average();
   }
 }
 

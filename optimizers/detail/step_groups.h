@@ -16,34 +16,36 @@
 
 namespace pacer::detail {
 
-// Counts the applied steps of a step group. The host knows the count as long as it alone decides whether a step
+// Counts the applied steps of a step group, and what its average has taken in. The host knows the count as long as it alone decides whether a step
 // is applied; once the device decides (finite check, graph replay), the device leads and reading the count waits
 // for it.
 class StepClock {
  public:
-  explicit StepClock(int64_t steps) : steps_(steps) {}
+  explicit StepClock(const kernels::StepCount& count) : count_(count) {}
 
-  int64_t read() const { return device_leads_ ? device_steps_.select(0, place_).item<int64_t>() : steps_; }
+  kernels::StepCount read() const;
   bool device_leads() const { return device_leads_; }
-  // The steps that the host has applied itself: all of them while it leads.
-  int64_t host_steps() const { return steps_; }
+  // What the host has counted itself: all steps while it leads.
+  const kernels::StepCount& host_count() const { return count_; }
+  int64_t host_steps() const { return count_.steps; }
 
-  void advance_host() { ++steps_; }
-  // Counts live in element `place` of `device_steps` (int64, on the GPU).
-  void place_on_device(at::Tensor device_steps, int64_t place) {
-    device_steps_ = std::move(device_steps);
+  // Counts a step with these settings.
+  void advance_host(const kernels::RuleSettings& settings);
+  // Counts live in row `place` of `device_counts` (the bytes of a StepCount in each row, on the GPU).
+  void place_on_device(at::Tensor device_counts, int64_t place) {
+    device_counts_ = std::move(device_counts);
     place_ = place;
   }
-  // Copies this clock's count, which the device leads, into element `place` of another count tensor.
-  void copy_device_count(const at::Tensor& device_steps, int64_t place) const {
-    device_steps.select(0, place).copy_(device_steps_.select(0, place_), /*non_blocking=*/true);
+  // Copies this clock's count, which the device leads, into row `place` of another count tensor.
+  void copy_device_count(const at::Tensor& device_counts, int64_t place) const {
+    device_counts.select(0, place).copy_(device_counts_.select(0, place_), /*non_blocking=*/true);
   }
   void let_device_lead() { device_leads_ = true; }
 
  private:
-  int64_t steps_;
+  kernels::StepCount count_;
   bool device_leads_ = false;
-  at::Tensor device_steps_;
+  at::Tensor device_counts_;
   int64_t place_ = 0;
 };
 
@@ -108,7 +110,7 @@ class StepGroups {
   DeviceBuffer<kernels::StepGroup> table_;
   std::vector<kernels::StepScalars> host_scalars_;
   at::Tensor device_scalars_;  // bytes
-  at::Tensor device_steps_;    // int64, by step group
+  at::Tensor device_counts_;   // a StepCount in each row, by step group
   size_t most_unread_ = 64;    // step groups whose counts the device leads, before they are read
 };
 

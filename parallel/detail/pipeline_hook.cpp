@@ -109,6 +109,10 @@ void PipelineHook::attach(SessionParts& parts) {
       optimizer == nullptr || optimizer->local_parameters().empty(),
       "a 1-bit optimizer cannot train a Pipeline: its ranks exchange momentum of the same parameters, and "
       "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd or one of torch's");
+  require(
+      optimizer == nullptr || !optimizer->averages_weights(),
+      "a Pipeline cannot train with an optimizer that averages the weights: a tensor that stages share would "
+      "have its average on one rank only; use pacer::FusedAdamW, or DataParallel");
   std::unordered_set<const void*> own;
   for (const auto& item : stage_model_.parameters()) own.insert(item.value().unsafeGetTensorImpl());
   for (const auto& [name, parameter] : named_optimizer_parameters(parts)) {

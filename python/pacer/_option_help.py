@@ -30,6 +30,9 @@ NAMES = {
     "OwnRule":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
         'state_bits',
+    "ScheduleFreeAdamW":
+        'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
+        'state_bits warmup_steps r weight_lr_power',
     "FusedSgd":
         'lr momentum dampening weight_decay nesterov maximize initial_lr master_weights finite_check rounding'
         ' seed',
@@ -45,7 +48,8 @@ MEANINGS = {
     "weight_decay":
         'How strongly a step pulls parameters to zero, >= 0. Adam and SGD add weight_decay * parameter to the'
         ' gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB'
-        ' add it to the update, before the trust ratio scales that.',
+        ' add it to the update, before the trust ratio scales that. Schedule-Free AdamW adds it to the update'
+        ' at the weights of training.',
     "initial_lr":
         'The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule '
         'first sets it to lr.',
@@ -171,6 +175,12 @@ MEANINGS = {
         'stays between factor_min and factor_max, 0 < factor_min <= factor_max.',
     "factor_threshold":
         'From one step to the next the factor changes by at most this share, in [0, 1).',
+    "warmup_steps":
+        'The learning rate rises linearly over so many steps, >= 0, and is whole in the last of them.',
+    "r":
+        'A step counts in the average as its number to this power, in [0, 16].',
+    "weight_lr_power":
+        'The same, times the largest learning rate so far to this power, in [0, 16].',
     "dampening":
         'How much of a gradient does not enter the momentum, in [0, 1); the first one enters whole, as in '
         'torch.',

@@ -59,6 +59,12 @@ const char* why_fixed(const Options& options, const char* name) {
   if constexpr (kIsSgd<Options>) {
     if (is_one_of(name, {"dampening"}) && options.nesterov()) return kLooksAhead;
   }
+  if constexpr (kIsScheduleFree<Options>) {
+    if (is_one_of(name, {"beta1"}))
+      return "the average of the weights follows from it and the weights of training, and would jump";
+    if (is_one_of(name, {"r", "weight_lr_power"}))
+      return "the steps so far count in the average by its former value";
+  }
   if constexpr (kIsMuon<Options>) {
     if (is_one_of(name, {"row_beta"}))
       return "the kernels of a step are planned with it, and each new value would have them planned anew";
@@ -162,9 +168,10 @@ Numbers numbers_of_one(OptimizerOptions& options) {
 
 Numbers moving_numbers(OptimizerOptions& options) {
   return numbers_of_one<FusedAdamWOptions, FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions,
-                        OneBitMuonOptions, OneBitAdamOptions, OneBitLambOptions, OwnRuleOptions,
-                        torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
-                        torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(options);
+                        OneBitMuonOptions, OneBitAdamOptions, OneBitLambOptions, ScheduleFreeAdamWOptions,
+                        OwnRuleOptions, torch::optim::AdamWOptions, torch::optim::AdamOptions,
+                        torch::optim::SGDOptions, torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(
+      options);
 }
 
 void check_moving_number(const std::string& where, const OptimizerOptions& options, const std::string& name,

@@ -176,12 +176,12 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
     StepGroup group{lamb_settings_with(), storage == AdamStorage::f64, 1};
     group.settings.rule = UpdateRule::lamb;
     DeviceArray<StepGroup> groups(std::vector<StepGroup>{group});
-    DeviceArray<int64_t> steps(std::vector<int64_t>{0});
+    DeviceArray<StepCount> counts(std::vector<StepCount>(1));
     DeviceArray<GradientCheck> check(std::vector<GradientCheck>(1));
     DeviceArray<StepScalars> scalars(std::vector<StepScalars>(1));
     CudaStream stream;
     const CapturedGraph graph(stream, [&](cudaStream_t captured) {
-      adam_prologue_cuda(groups.data(), 1, steps.data(), scalars.data(), check.data(), captured);
+      adam_prologue_cuda(groups.data(), 1, counts.data(), scalars.data(), check.data(), captured);
       list.enqueue(scalars.data(), captured, /*follows_prologue=*/true);
     });
     int64_t applied = 0;
@@ -199,7 +199,7 @@ TEST_CASE("prologue and LAMB replay from a CUDA graph with a learning rate that 
         const auto ratios = step_all_on_cpu(tensors, settings, ++applied);
         CHECK(differing_ratios(list.ratios(), ratios) == 0);
       }
-      CHECK(steps.get()[0] == applied);
+      CHECK(counts.get()[0].steps == applied);
       CHECK(list.differing_from(tensors) == 0);
     }
   }

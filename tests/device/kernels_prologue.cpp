@@ -1,6 +1,7 @@
-// The prologue on the GPU: step counts and scalars to the bit of the host's,
+// The prologue on the GPU: counts and scalars to the bit of the host's,
 // held while a gradient is non-finite; and prologue and update recorded as a
 // CUDA graph whose settings change in device memory between replays.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -31,6 +32,9 @@ StepGroup random_group(Samples& samples) {
   s.seed = samples.bits();
   s.decay_mode = samples.one_of({WeightDecay::none, WeightDecay::l2, WeightDecay::decoupled});
   s.bias_correction = samples.chance(0.8);
+  if (samples.chance(0.3)) s.rule = UpdateRule::schedule_free;
+  s.averaging = {samples.below(100), samples.chance(0.5) ? 0.0 : samples.log_uniform(0.01, 4),
+                 samples.chance(0.5) ? 2.0 : samples.log_uniform(0.01, 4)};
   return {s, samples.chance(0.5) ? 1u : 0u, samples.chance(0.9) ? 1u : 0u};
 }
 
@@ -45,9 +49,22 @@ bool has_scalars(const StepScalars& scalars, AdamScalars<Real> expected, bool sk
          found.step == expected.step;
 }
 
-bool has_scalars(const StepScalars& scalars, const StepGroup& group, int64_t step, bool skip) {
-  return group.is_double ? has_scalars(scalars, adam_scalars<double>(group.settings, step), skip)
-                         : has_scalars(scalars, adam_scalars<float>(group.settings, step), skip);
+// Of the step behind that count, which it then has in it.
+template <class Real>
+AdamScalars<Real> next_scalars(const RuleSettings& settings, StepCount& count) {
+  ++count.steps;
+  return settings.rule == UpdateRule::schedule_free
+             ? schedule_free_scalars<Real>(settings, count.steps, count.average)
+             : adam_scalars<Real>(settings, count.steps);
+}
+
+bool has_next_scalars(const StepScalars& scalars, const StepGroup& group, StepCount& count, bool skip) {
+  return group.is_double ? has_scalars(scalars, next_scalars<double>(group.settings, count), skip)
+                         : has_scalars(scalars, next_scalars<float>(group.settings, count), skip);
+}
+
+bool same_count(const StepCount& a, const StepCount& b) {
+  return a.steps == b.steps && a.average == b.average;
 }
 
 GradientCheck check_with(double factor, bool non_finite) {
@@ -65,15 +82,15 @@ std::vector<StepScalars> untouched(size_t count) {
 
 // Step groups, step counts and scalars on the GPU.
 struct Prologue {
-  explicit Prologue(const std::vector<StepGroup>& settings, const std::vector<int64_t>& step_counts)
+  explicit Prologue(const std::vector<StepGroup>& settings, const std::vector<StepCount>& step_counts)
       : groups(settings),
-        steps(step_counts),
+        counts(step_counts),
         scalars(untouched(settings.size())),
         check(std::vector<GradientCheck>(1)),
         count(static_cast<int64_t>(settings.size())) {}
 
   void enqueue(Stream stream, const GradientCheck* seen) {
-    adam_prologue_cuda(groups.data(), count, steps.data(), scalars.data(), seen, stream);
+    adam_prologue_cuda(groups.data(), count, counts.data(), scalars.data(), seen, stream);
   }
   void run(const GradientCheck* seen) {
     enqueue(nullptr, seen);
@@ -81,7 +98,7 @@ struct Prologue {
   }
 
   DeviceArray<StepGroup> groups;
-  DeviceArray<int64_t> steps;
+  DeviceArray<StepCount> counts;
   DeviceArray<StepScalars> scalars;
   DeviceArray<GradientCheck> check;
   int64_t count;
@@ -93,12 +110,13 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
   Samples samples(1);
   std::vector<StepGroup> groups(wants_small_tests() ? 70 : 1000);
-  std::vector<int64_t> steps(groups.size());
+  std::vector<StepCount> counts(groups.size());
   for (StepGroup& group : groups) group = random_group(samples);
-  for (int64_t& step : steps) {
-    step = samples.chance(0.3) ? samples.below(3) : static_cast<int64_t>(samples.log_uniform(1, 1e10));
+  for (StepCount& count : counts) {
+    count.steps = samples.chance(0.3) ? samples.below(3) : static_cast<int64_t>(samples.log_uniform(1, 1e10));
+    if (count.steps > 0) count.average = {samples.log_uniform(1e-6, 1e6), samples.log_uniform(1e-6, 1)};
   }
-  Prologue prologue(groups, steps);
+  Prologue prologue(groups, counts);
   for (int round = 0; round < 3; ++round) {
     const bool skips = round == 1;
     const double factor = samples.log_uniform(1e-6, 1);
@@ -111,11 +129,13 @@ TEST_CASE("the prologue gives the scalars of the host to the bit", "[kernels][ad
       if (!groups[i].active) continue;
       StepGroup group = groups[i];
       if (round != 2) group.settings.factor *= factor;
-      wrong += !has_scalars(scalars[i], group, steps[i] + 1, skips);
-      if (!skips) ++steps[i];
+      StepCount next = counts[i];
+      wrong += !has_next_scalars(scalars[i], group, next, skips);
+      if (!skips) counts[i] = next;
     }
     CHECK(wrong == 0);
-    CHECK(prologue.steps.get() == steps);
+    const std::vector<StepCount> found = prologue.counts.get();
+    CHECK(std::equal(found.begin(), found.end(), counts.begin(), counts.end(), same_count));
   }
 }
 
@@ -125,14 +145,14 @@ TEST_CASE("the prologue tells inactive step groups to skip and leaves what lies 
   for (const size_t count : {1, 31, 32, 33, 65}) {
     std::vector<StepGroup> groups(count + 1);
     for (size_t i = 0; i < groups.size(); ++i) groups[i] = {settings_with(WeightDecay::l2), 0, i % 3 == 0};
-    Prologue prologue(groups, std::vector<int64_t>(count + 1, 40));
+    Prologue prologue(groups, std::vector<StepCount>(count + 1, StepCount{40, {}}));
     prologue.count = static_cast<int64_t>(count);
     prologue.run(nullptr);
-    const std::vector<int64_t> steps = prologue.steps.get();
+    const std::vector<StepCount> counts = prologue.counts.get();
     const std::vector<StepScalars> scalars = prologue.scalars.get();
     for (size_t i = 0; i < groups.size(); ++i) {
       const bool touched = i < count && groups[i].active != 0;
-      CHECK(steps[i] == (touched ? 41 : 40));
+      CHECK(counts[i].steps == (touched ? 41 : 40));
       CHECK((scalars[i].adam.skip != 0xEEEEEEEE) == (i < count));
       if (i < count) CHECK(scalars[i].as<MomentScalars<float>>().skip == !groups[i].active);
     }
@@ -161,7 +181,7 @@ TEST_CASE("steps queued back to back wait for each other", "[kernels][adam][gpu]
     device_pool.emplace_back(arrays.size(kGradient));
     device_pool.back().upload(arrays.data(kGradient), arrays.size(kGradient));
   }
-  Prologue prologue({{settings, 0, 1}}, {0});
+  Prologue prologue({{settings, 0, 1}}, {StepCount()});
   const CudaStream stream;
   auto* gradient = const_cast<void*>(single_list.gradients()[0].gradient);
   for (int64_t round = 0; round < rounds; ++round) {
@@ -199,7 +219,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
     DeviceAdamList list(tensors, Cut::mixed, false);
     const uint32_t is_double = storage == AdamStorage::f64;
     RuleSettings settings = settings_with(WeightDecay::decoupled);
-    Prologue prologue({{settings, is_double, 1}}, {0});
+    Prologue prologue({{settings, is_double, 1}}, {StepCount()});
     const CudaStream stream;
     const CapturedGraph graph(stream, [&](cudaStream_t capturing) {
       prologue.enqueue(capturing, prologue.check.data());
@@ -226,7 +246,7 @@ TEST_CASE("a recorded step follows its settings and its flag from replay to repl
         }
       }
       REQUIRE(list.differing_from(tensors) == 0);
-      REQUIRE(prologue.steps.get() == std::vector<int64_t>{applied});
+      REQUIRE(prologue.counts.get()[0].steps == applied);
     }
   }
 }

@@ -112,8 +112,9 @@ class Part:
             if found[1] and is_public and "= delete" not in text and "&&" not in found[1]:
                 sets = dict(re.findall(r"(\w+)_\(((?:[^()]|\([^()]*\))*)\)", text[found.end():]))
                 self.constructors.append((f"{self.name}({found[1]})", words, sets))
-                self.set.update(pair for pair in re.findall(r"\b(\w+)\(([^()\s]+)\)[.;]", text[found.end():])
-                                if f" {pair[1]} = " not in found[1])  # else the base has the same default
+                defaults = dict(re.findall(r" (\w+) = ([^,]+)", found[1]))  # of the constructor's arguments
+                self.set.update((name, defaults.get(value, value)) for name, value in
+                                re.findall(r"\b(\w+)\(([^()\s]+)\)[.;]", text[found.end():]))
         elif found := re.match(rf"static {self.name} (\w+\(.*?\));", text):
             self.constructors.append((f"{self.name}::{found[1]}", words, {}))
         elif found := re.match(r"(?:const )?([\w:<>, ]+?) (\w+_\b.*);$", text):

@@ -21,6 +21,7 @@ FIELDS = "optimizers/detail/option_fields.h"
 HELP = "python/pacer/_option_help.py"
 # The cards whose table of options is written here.
 TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "fused-sgd.md": "FusedSgdOptions", "muon.md": "MuonOptions",
+          "schedule-free.md": "ScheduleFreeAdamWOptions",
           "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions", "onebit-muon.md": "OneBitMuonOptions"}
 # The pages of parts whose name is not the name of a page.
 CARDS = {
@@ -32,6 +33,7 @@ CARDS = {
     "lora.md": {"LoadAdapterOptions", "Nf4Options"},
     "fused-adam.md": {"FusedAdamWOptions"},
     "own-optimizer.md": {"OwnRuleOptions"},
+    "schedule-free.md": {"ScheduleFreeAdamWOptions"},
     "session.md": {"GradientAccumulationOptions", "GradientClippingOptions", "LossScaleRule", "ResumeOptions"},
     "schedules.md": {"BatchSchedule", "LearningRateScheduleOptions", "VaryOptions"},
     "validation.md": {"EarlyStoppingOptions"},

@@ -136,6 +136,8 @@ inline void use_equal_names(Lifecycle& run) {
   if (const auto* adam = build(static_cast<FusedAdamOptions*>(nullptr))) FusedAdam(groups, *adam);
   if (const auto* muon = build(static_cast<MuonOptions*>(nullptr))) Muon(groups, *muon);
   if (const auto* sgd = build(static_cast<FusedSgdOptions*>(nullptr))) FusedSgd(groups, *sgd);
+  if (const auto* free = build(static_cast<ScheduleFreeAdamWOptions*>(nullptr)))
+    ScheduleFreeAdamW(groups, *free);
   if (const auto* lamb = build(static_cast<FusedLambOptions*>(nullptr))) FusedLamb(groups, *lamb);
   const auto world = Communicator::alone(run.parameters[0].device());
   if (const auto* onebit = build(static_cast<OneBitAdamOptions*>(nullptr)))

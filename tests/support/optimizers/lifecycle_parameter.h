@@ -48,6 +48,8 @@ struct LifecycleOptions {
     normalizes_rows = get("normalize_rows", 0) != 0, row_beta = get("row_beta", 0);
     is_cautious = get("cautious_decay", 0) != 0;
     is_sgd = get("dampening", -1) >= 0, dampening = get("dampening", 0), maximizes = get("maximize", 0) != 0;
+    averages = get("weight_lr_power", -1) >= 0, weight_lr_power = get("weight_lr_power", 0);
+    r = get("r", 0), warmup_steps = get("warmup_steps", 0);
   }
   double correction(double beta, int64_t t) const {
     return bias_correction ? 1 - std::pow(beta, static_cast<double>(t)) : 1;
@@ -63,8 +65,8 @@ struct LifecycleOptions {
   double floor_share;
   int64_t freeze_step, refresh_every;
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
-  bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious;
-  double momentum, row_beta, dampening;
+  bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious, averages;
+  double momentum, row_beta, dampening, weight_lr_power, r, warmup_steps;
   bool is_sgd, maximizes;
   int64_t iterations;
   size_t split;
@@ -88,6 +90,7 @@ struct LifecycleParameter {
   Doubles row_moment;  // Muon's, empty before its first step
   int64_t t = 0;
   bool trained = true;
+  double weight_sum = 0, lr_max = 0;  // of Schedule-Free AdamW, whose z is m
   double average = 0, averaged = 0, coefficient = 1, factor = 1, scale = 1, floor = 0;
   bool is_new = false;  // no variance at all
 

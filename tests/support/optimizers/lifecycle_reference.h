@@ -33,11 +33,12 @@ class LifecycleReference {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
       if (x.options.is_muon && x.options.exchanges) continue;
-      x.options.is_lamb   ? lamb(x, *gradients[i])
-      : x.options.is_muon ? MuonReference::step(x, *gradients[i])
-      : x.options.is_lion ? lion(x, *gradients[i])
-      : x.options.is_sgd  ? sgd(x, *gradients[i])
-                          : adam(x, *gradients[i]);
+      x.options.is_lamb    ? lamb(x, *gradients[i])
+      : x.options.is_muon  ? MuonReference::step(x, *gradients[i])
+      : x.options.is_lion  ? lion(x, *gradients[i])
+      : x.options.is_sgd   ? sgd(x, *gradients[i])
+      : x.options.averages ? schedule_free(x, *gradients[i])
+                           : adam(x, *gradients[i]);
     }
     if (is_onebit && !frozen && attempts >= parameters.front().options.freeze_step) freeze();
   }
@@ -99,6 +100,25 @@ class LifecycleReference {
       x.m[k] = x.t == 1 ? gradient : o.momentum * x.m[k] + (1 - o.dampening) * gradient;
       const double ahead = o.nesterov ? gradient + o.momentum * x.m[k] : x.m[k];
       x.p[k] -= o.lr * (o.momentum > 0 ? ahead : gradient);
+    }
+  }
+  // As the paper's algorithm 1 has it: z moves, the average takes it in, and p lies between them.
+  static void schedule_free(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    if (++x.t == 1) x.m = x.p;
+    const auto t = static_cast<double>(x.t);
+    const double lr = t < o.warmup_steps ? o.lr * t / o.warmup_steps : o.lr;
+    x.lr_max = std::max(x.lr_max, lr);
+    const double weight = std::pow(t, o.r) * std::pow(x.lr_max, o.weight_lr_power);
+    x.weight_sum += weight;
+    const double share = weight / x.weight_sum;
+    for (size_t k = 0; k < g.size(); ++k) {
+      x.v[k] = o.beta2 * x.v[k] + (1 - o.beta2) * g[k] * g[k];
+      const double u = g[k] / (std::sqrt(x.v[k] / o.correction(o.beta2, x.t)) + o.eps) + o.decay * x.p[k];
+      double averaged = (x.p[k] - (1 - o.beta1) * x.m[k]) / o.beta1;
+      x.m[k] -= lr * u;
+      averaged = (1 - share) * averaged + share * x.m[k];
+      x.p[k] = (1 - o.beta1) * x.m[k] + o.beta1 * averaged;
     }
   }
 

@@ -130,6 +130,7 @@ class Lifecycle {
         all.push_back(copy_of(tensor));
       }
       all.push_back(torch::tensor(state.step()));
+      all.push_back(torch::tensor({state.average().weight_sum, state.average().lr_max}, at::kDouble));
     }
     return all;
   }

@@ -27,6 +27,7 @@
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/optimizers/onebit_muon.h>
+#include <pacer/optimizers/schedule_free.h>
 #include <pacer/parallel/parallel.h>
 #include <pacer/schedulers/schedulers.h>
 #include <pacer/session/all.h>
@@ -47,6 +48,7 @@ struct RegisteredOptimizer {
   at::ScalarType dtype = at::kFloat;  // of the parameters
   bool has_ranks = false;   // it exchanges more than gradients, so that ranks differ from one process
   bool in_buckets = false;  // each parameter's momentum travels by itself
+  bool averages = false;    // it averages the weights itself
 };
 
 // Two groups with different options: matrices, and vectors such as biases.
@@ -161,6 +163,14 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making_onebit_muon(
            OneBitMuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).compress_alone(true)),
        at::kFloat, true},
+      {"ScheduleFreeAdamW", true,
+       making<ScheduleFreeAdamW>(
+           ScheduleFreeAdamWOptions(0.01).weight_decay(0.1).warmup_steps(3).finite_check(true)),
+       at::kFloat, false, false, true},
+      {"ScheduleFreeAdamW bf16 remainder", true,
+       making<ScheduleFreeAdamW>(
+           ScheduleFreeAdamWOptions(0.01).betas({0.8, 0.99}).r(1.5).weight_lr_power(0.5).finite_check(true)),
+       at::kBFloat16, false, false, true},
       // A rule that is not pacer's.
       {"Lion", true, making<Lion>(lion_options(0.01).weight_decay(0.1).finite_check(true))},
       {"OneBitAdam", true, making_onebit<OneBitAdam>(OneBitAdamOptions(onebit_adam).compress_alone(true)),
@@ -230,7 +240,13 @@ inline std::vector<RegisteredHook> all_hooks() {
          s.use(GradientAccumulation(BatchSchedule(1).table({{1, 3}, {4, 2}})));
        }},
       {"average of weights", "average", false,
-       [](Session& s, SmallModel&, EpochSampler&) { s.use(WeightAverage(ema(0.9).warm_up(true))); }},
+       [](Session& s, SmallModel&, EpochSampler&) {
+         try {
+           s.use(WeightAverage(ema(0.9).warm_up(true)));
+         } catch (const InvalidArgument& error) {  // one average is enough
+           if (std::string(error.what()).find("averages the weights itself") == std::string::npos) throw;
+         }
+       }},
       {"clipping", "clipping", true,
        [](Session& s, SmallModel&, EpochSampler&) { s.use(GradientClipping(0.3)); }},
       {"clipping by the norm before", "clipping", true,

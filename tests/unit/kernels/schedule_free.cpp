@@ -65,6 +65,7 @@ Trained<Real> train(const Run& run) {
   settings.beta2 = 0.96875;
   settings.epsilon = 0x1p-20;
   settings.weight_decay = run.weight_decay;
+  settings.averaging = run.rule;
   Trained<Real> trained;
   const std::array<Real, 4> start = {Real(0.5), Real(-1.25), Real(2), Real(-0.125)};
   for (size_t i = 0; i < 4; ++i) {
@@ -73,7 +74,7 @@ Trained<Real> train(const Run& run) {
   }
   for (int64_t t = 0; t < kSteps; ++t) {
     settings.learning_rate = 0x1p-6 * (run.rate_moves ? 1 + static_cast<double>(t % 3) / 4 : 1);
-    const auto scalars = schedule_free_scalars<Real>(settings, run.rule, t + 1, trained.average);
+    const auto scalars = schedule_free_scalars<Real>(settings, t + 1, trained.average);
     for (size_t i = 0; i < 4; ++i) {
       trained.elements[i].gradient =
           static_cast<Real>((t * 7 + static_cast<int64_t>(i) * 3) % 11 - 5) / Real(8);

@@ -8,6 +8,8 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <pacer/optimizers/schedule_free.h>
+
 #include "support/parallel/pipeline_runs.h"
 #include "support/temporary_folder.h"
 
@@ -179,6 +181,12 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
          s.optimizer = [](const NamedParameters&) {
            static thread_local LanguageModel other(2);
            return std::make_unique<FusedAdamW>(other->named_parameters(), FusedAdamWOptions(0.01));
+         };
+       }},
+      {"an optimizer that averages the weights", "cannot train with an optimizer that averages the weights",
+       [](Setup& s, auto&) {
+         s.optimizer = [](const NamedParameters& parameters) {
+           return std::make_unique<ScheduleFreeAdamW>(parameters);
          };
        }},
       {"gradients switched off", "use Pipeline::evaluate for a loss alone",

@@ -43,6 +43,9 @@ TEST_CASE("mistakes with Shards are told in a sentence", "[shards][mistakes]") {
       {"1-bit Adam",
        {"errors of its own for all parameters", "hierarchical(true)"},
        with_optimizer("OneBitAdam")},
+      {"Schedule-Free AdamW",
+       {"in evaluation it makes whole parameters of their averages"},
+       with_optimizer("ScheduleFreeAdamW")},
       {"no Communicator",
        {"hook shards", "Communicator"},
        [] {

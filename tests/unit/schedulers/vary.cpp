@@ -71,6 +71,10 @@ std::vector<VariedNumber> varied_numbers() {
       {"OneBitLamb", "factor_max", 1.5, 0.75, PACER_VARIED(OneBitLambOptions, factor_max), {}, matrices});
   add_varied<AdamOptions>("Adam", all);
   add_varied<AdamWOptions>("AdamW", all);
+  using FreeOptions = ScheduleFreeAdamWOptions;
+  all.push_back({"ScheduleFreeAdamW", "weight_decay", 0.5, 0.25, PACER_VARIED(FreeOptions, weight_decay)});
+  all.push_back({"ScheduleFreeAdamW", "beta2", 0.9, 0.99, set_beta<FreeOptions, 1>});
+  all.push_back({"ScheduleFreeAdamW", "eps", 1e-2, 1e-4, PACER_VARIED(FreeOptions, eps)});
   all.push_back({"Lion", "weight_decay", 0.5, 0.25, PACER_VARIED(OwnRuleOptions, weight_decay)});
   all.push_back({"Lion", "beta1", 0.8, 0.95, set_beta<OwnRuleOptions, 0>});
   all.push_back({"Lion", "beta2", 0.9, 0.99, set_beta<OwnRuleOptions, 1>});

@@ -63,6 +63,7 @@ TEST_CASE("a name that an optimizer has not is refused with those that it has", 
   check("FusedLamb", "pacer::FusedLamb", "beta3", "beta1, beta2, eps, max_coeff, min_coeff, weight_decay");
   check("FusedSgd", "pacer::FusedSgd", "beta1", "dampening, momentum, weight_decay");
   check("Muon", "pacer::Muon", "dampening", "beta1, beta2, eps, momentum, weight_decay");
+  check("ScheduleFreeAdamW", "pacer::ScheduleFreeAdamW", "momentum", "beta2, eps, weight_decay");
   check("OneBitMuon", "pacer::OneBitMuon", "alpha", "beta1, beta2, eps, momentum, weight_decay");
   check("OneBitAdam", "pacer::OneBitAdam", "momentum", of_adam);
   check("OneBitLamb", "pacer::OneBitLamb", "scale",
@@ -101,6 +102,12 @@ TEST_CASE("a number that must not move is refused with the reason", "[session][v
         "the mean of the trust ratios that they bound is frozen with the variance");
   check("OneBitLamb", varied("coeff_beta", 0.5, 0.1),
         "the mean of the trust ratios is corrected as if it had been the same in all steps");
+  check("ScheduleFreeAdamW", varied("beta1", 0.8, 0.9),
+        "the average of the weights follows from it and the weights of training, and would jump");
+  for (const char* power : {"r", "weight_lr_power"}) {
+    check("ScheduleFreeAdamW", varied(power, 2, 1),
+          "the steps so far count in the average by its former value");
+  }
   check("Muon bf16 remainder", varied("row_beta", 0.5, 0.1),
         "the kernels of a step are planned with it, and each new value would have them planned anew");
   check("Adagrad", varied("lr_decay", 0.5, 0.1),
