@@ -22,6 +22,7 @@
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 #include <pacer/optimizers/onebit_muon.h>
+#include <pacer/optimizers/schedule_free.h>
 
 #include "communicator_binding.h"
 #include "named_dict.h"
@@ -154,6 +155,10 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   if (name == "Muon") {
     return make(RuleOf<Muon, MuonOptions, MuonParamState>(numbers, choices, world));
   }
+  if (name == "ScheduleFreeAdamW") {
+    return make(RuleOf<ScheduleFreeAdamW, ScheduleFreeAdamWOptions, ScheduleFreeAdamWParamState>(
+        numbers, choices, world));
+  }
   if (name == "OneBitMuon") {
     return make(RuleOf<OneBitMuon, OneBitMuonOptions, OneBitMuonParamState>(numbers, choices, world));
   }
@@ -218,6 +223,10 @@ class PythonOptimizer : public torch::CustomClassHolder {
         const at::Tensor& tensor = (fields.*field.read)();
         if (tensor.defined()) all.back().insert(fields.saved_name(field.name), tensor);
       }
+      if (!fields.averages()) continue;
+      for (const detail::AverageNumber& number : detail::kAverageNumbers) {
+        all.back().insert(number.name, number_tensor(fields.average().*number.value));
+      }
     }
     return all;
   }
@@ -230,6 +239,13 @@ class PythonOptimizer : public torch::CustomClassHolder {
     for (const detail::StateField& field : detail::kStateFields) {
       const std::string name = fields.saved_name(field.name);
       if (tensors.contains(name)) (fields.*field.get)() = tensors.at(name);
+    }
+    if (fields.averages()) {
+      kernels::AverageWeights average;
+      for (const detail::AverageNumber& number : detail::kAverageNumbers) {
+        average.*number.value = tensors.at(number.name).item<double>();
+      }
+      fields.average(average);
     }
     const at::Tensor& parameter = group(index).params().at(static_cast<size_t>(position));
     optimizer_->state()[parameter.unsafeGetTensorImpl()] = std::move(state);
@@ -273,6 +289,13 @@ class PythonOptimizer : public torch::CustomClassHolder {
   void share_products(const std::optional<c10::intrusive_ptr<PythonCommunicator>>& communicator) {
     dynamic_cast<Muon&>(*optimizer_).share_products(communicator ? (*communicator)->world() : nullptr);
   }
+
+  // Of ScheduleFreeAdamW only. False: the parameters hold the average.
+  void set_training(bool is_training) {
+    auto& optimizer = dynamic_cast<ScheduleFreeAdamW&>(*optimizer_);
+    is_training ? optimizer.train() : optimizer.eval();
+  }
+  bool is_training() const { return dynamic_cast<const ScheduleFreeAdamW&>(*optimizer_).is_training(); }
 
   // 1-bit optimizers have these; OneBitMuon only the first.
   int64_t bytes_sent() const {
@@ -318,6 +341,8 @@ void register_optimizer(torch::Library& library) {
       .def("names", &PythonOptimizer::names)
       .def("skipped_steps", &PythonOptimizer::skipped_steps)
       .def("share_products", &PythonOptimizer::share_products)
+      .def("set_training", &PythonOptimizer::set_training)
+      .def("is_training", &PythonOptimizer::is_training)
       .def("attempts", &PythonOptimizer::attempts)
       .def("frozen_at", &PythonOptimizer::frozen_at)
       .def("bytes_sent", &PythonOptimizer::bytes_sent)

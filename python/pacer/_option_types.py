@@ -37,6 +37,12 @@ class FusedLambOptions(_Fused, total=False):
     adapt: bool
 
 
+class ScheduleFreeAdamWOptions(_Fused, total=False):
+    warmup_steps: int
+    r: float
+    weight_lr_power: float
+
+
 class FusedSgdOptions(TypedDict, total=False):
     momentum: float
     dampening: float

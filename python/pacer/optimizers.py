@@ -1,4 +1,4 @@
-"""FusedAdam, FusedAdamW, FusedLamb, FusedSgd and Muon as torch.optim optimizers.
+"""FusedAdam, FusedAdamW, FusedLamb, FusedSgd, Muon and ScheduleFreeAdamW as torch.optim optimizers.
 
 The optimizer itself is C++. This file keeps torch's interface in front of it: parameter groups are dictionaries, which
 each step compares with what C++ was told last; `state` is read from C++ when somebody asks for it.
@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
-from ._option_types import FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions
+from ._option_types import FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions, ScheduleFreeAdamWOptions
 from .communicator import Communicator
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
@@ -24,11 +24,16 @@ Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[
 # What state_dict has for each parameter.
 _STATE = frozenset({
     "step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master", "remainder", "row_moment",
-    "exp_avg_scale", "exp_avg_sq_scale",
+    "exp_avg_scale", "exp_avg_sq_scale", "weight_sum", "lr_max",
 })  # fmt: skip
 
 
+_NUMBERS = frozenset({"step", "weight_sum", "lr_max"})
+
+
 def _shape_of(name: str, parameter: torch.Tensor) -> tuple[int, ...]:
+    if name in _NUMBERS:
+        return ()
     if name == "row_moment":
         return tuple(parameter.shape[:1])
     if name.endswith("_scale"):  # one for every 32 codes
@@ -325,7 +330,7 @@ class _FusedOptimizer(Optimizer):
             for parameter, key in zip(group["params"], saved_group["params"]):
                 for name, value in self._loading["state"].get(key, {}).items():
                     if isinstance(value, torch.Tensor):
-                        where = "cpu" if name == "step" else parameter.device
+                        where = "cpu" if name in _NUMBERS else parameter.device
                         loaded[parameter][name] = value.to(where, copy=True)
         return loaded
 
@@ -396,6 +401,57 @@ class FusedSgd(_FusedOptimizer):
         self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedSgdOptions]
     ) -> None:
         super().__init__(params, lr, **options)
+
+
+class ScheduleFreeAdamW(_FusedOptimizer):
+    """Schedule-Free AdamW (Defazio et al., arXiv:2405.15682): steps move z, which is exp_avg, and the parameters hold
+    an average of all z in evaluation. Call eval() before the model is measured or saved, and train() before it goes on."""
+
+    _kind = "ScheduleFreeAdamW"
+    _of_others = frozenset({"amsgrad", "min_coeff"})
+    _needed = frozenset({"step", "exp_avg", "exp_avg_sq", "weight_sum", "lr_max"})
+    _options = {
+        "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
+        "warmup_steps": 0, "r": 0.0, "weight_lr_power": 2.0, **_SHARED,
+    }  # fmt: skip
+
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 2.5e-3, **options: Unpack[ScheduleFreeAdamWOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)
+
+    def eval(self) -> None:
+        """Puts the average into the parameters, and keeps their bits. Until train() steps and state_dict are refused."""
+        self._send_changes()
+        self._call(self._handle.set_training, False)
+
+    def train(self) -> None:
+        """Puts the weights of training back, to the bit."""
+        self._handle.set_training(True)
+
+    def _refuse_average(self, what: str) -> None:
+        if not self._handle.is_training():
+            raise ValueError(f"{self._kind}: the parameters hold their average; call train() before {what}.")
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """Updates every parameter that has a gradient. The closure, if given, is called first."""
+        self._refuse_average("step()")
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. It belongs to the weights of training."""
+        self._refuse_average("state_dict()")
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from a state_dict of this class, beside the weights of training."""
+        self._refuse_average("load_state_dict()")
+        super().load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which would take the average for the weights of training."""
+        self._refuse_average("a copy is made")
+        return super().__getstate__()
 
 
 _OF_MUON = {

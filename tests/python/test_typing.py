@@ -19,6 +19,7 @@ KINDS = {
     pacer.FusedLamb: _option_types.FusedLambOptions,
     pacer.FusedSgd: _option_types.FusedSgdOptions,
     pacer.Muon: _option_types.MuonOptions,
+    pacer.ScheduleFreeAdamW: _option_types.ScheduleFreeAdamWOptions,
     pacer.OneBitAdam: _option_types.OneBitAdamOptions,
     pacer.OneBitLamb: _option_types.OneBitLambOptions,
     pacer.OneBitMuon: _option_types.OneBitMuonOptions,
