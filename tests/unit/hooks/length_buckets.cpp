@@ -13,7 +13,7 @@
 #include "support/collectives/ranks.h"
 #include "support/optimizers/optimizers.h"
 
-namespace pacer::testing {
+namespace pacer::testing::length_buckets {
 namespace {
 
 using Lengths = std::vector<int64_t>;
@@ -350,4 +350,4 @@ TEST_CASE("lengths and options that cannot be are refused", "[session][buckets]"
   CHECK(contains(refusal([&] { (void)sampler.batches(-1); }), "no epoch -1"));
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::length_buckets

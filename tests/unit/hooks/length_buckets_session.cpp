@@ -23,7 +23,7 @@
 #include "support/optimizers/optimizers.h"
 #include "support/temporary_folder.h"
 
-namespace pacer::testing {
+namespace pacer::testing::length_buckets_session {
 namespace {
 
 using Lengths = std::vector<int64_t>;
@@ -252,4 +252,4 @@ TEST_CASE("more examples than were handed out are refused across batches, too", 
   CHECK(sampler.examples_trained() == both);
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::length_buckets_session
