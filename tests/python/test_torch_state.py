@@ -267,7 +267,8 @@ class Refusals(Case):
                 params = parameters()
                 other = others(params, 0.1, **({"momentum": 0.9} if others is torch.optim.SGD else {}))
                 train(other, params)
-                self.refuses(ValueError, "of an optimizer of this class", lambda: optimizer.load_state_dict(other.state_dict()))
+                words = "another optimizer saved it" if others is torch.optim.SGD else "of an optimizer of this class"
+                self.refuses(ValueError, words, lambda: optimizer.load_state_dict(other.state_dict()))
             bad = copy.deepcopy(good)
             bad["state"][0]["exp_avg"] = torch.zeros(5)
             self.refuses(ValueError, re.escape('"exp_avg" of the state to load is of shape (5,)'), lambda: optimizer.load_state_dict(bad))

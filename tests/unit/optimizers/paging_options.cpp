@@ -39,6 +39,7 @@ TEST_CASE("state that is paged needs a momentum in every group of FusedSgd", "[p
   const auto options = FusedSgdOptions(0.1).momentum(0.9);
   PagedOnHost<FusedSgd> paged(parameters, options, Paging());
   paged.step();
+  paged.sync_state();
   options_of(paged.base()).momentum(0);
   CHECK(unless_refused(paged.base(), {"group 0 has no momentum", "set a momentum in every group"},
                        [&] { paged.step(); }) == "");

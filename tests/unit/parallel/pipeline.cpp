@@ -105,6 +105,10 @@ TEST_CASE("a pipeline clips by the norm of the whole model", "[pipeline]") {
        [](NamedParameters parameters) {
          return std::make_unique<FusedLamb>(std::move(parameters), FusedLambOptions(0.01));
        }},
+      {"FusedSgd",
+       [](NamedParameters parameters) {
+         return std::make_unique<FusedSgd>(std::move(parameters), FusedSgdOptions(0.1).momentum(0.9));
+       }},
       {"torch's SGD",
        [](NamedParameters parameters) {
          return std::make_unique<torch::optim::SGD>(parameters.values(), torch::optim::SGDOptions(0.1));

@@ -298,7 +298,7 @@ std::vector<Mistake> collective_mistakes() {
 TEST_CASE("values that cannot be are refused in a sentence: optimizers", "[mistakes]") {
   const auto mistakes = optimizer_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 47);
+  CHECK(mistakes.size() == 58);
 }
 
 TEST_CASE("values that cannot be are refused in a sentence: schedules and hooks", "[mistakes]") {
