@@ -27,6 +27,7 @@ struct TransformerLayerOptions {
   // How far causal attention looks back; needs causal(true). Copies of the options share the window.
   TORCH_ARG(std::optional<AttentionWindow>, window);
   TORCH_ARG(bool, bias) = true;  // of all linear layers
+  // Added to the variance in both layer norms.
   TORCH_ARG(double, eps) = 1e-5;
   // Probabilities in train(): of attention weights, behind the projection, and behind the network.
   TORCH_ARG(double, attention_dropout) = 0;
