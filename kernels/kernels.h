@@ -31,6 +31,7 @@
 #include <pacer/kernels/math/schedule_free.h>
 #include <pacer/kernels/math/sgd.h>
 #include <pacer/kernels/muon.h>
+#include <pacer/kernels/muon_8bit.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>

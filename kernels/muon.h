@@ -28,6 +28,13 @@ void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTen
                         const AdamGradient* gradients, void* const* directions, const StepScalars* scalars,
                         Stream stream);
 
+// The loops of a format of momentum: those above, or those of muon_8bit.h, which have the same arguments.
+struct MuonLoops {
+  decltype(&muon_momentum_cpu) momentum_cpu;
+  decltype(&muon_momentum_cuda) momentum_cuda;
+};
+extern const MuonLoops kMuonLoops;
+
 // The rows of matrix number `matrix`: `count` numbers each, of double with AdamStorage::f64 and of float with
 // all others. Those of `fresh` are the means of this step's squares, and become the moments of the rows.
 struct MuonRows {

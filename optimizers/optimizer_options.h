@@ -94,9 +94,10 @@ struct StepOptionsOf {
 // The options of the optimizers with Adam's moments that do not compress.
 template <class Own>
 struct FusedOptionsOf : public OptimizerOptionsOf<Own>, public StepOptionsOf<Own> {
-  // Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW, FusedLamb and the groups of Muon that take AdamW. In 8 bits
-  // both moments together take 2.125 bytes per parameter: codes, and a scale for every 32 elements. It belongs to the
-  // run and is not saved; state of the other format is converted by the next step.
+  // Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW, FusedLamb, Muon, and the groups of OneBitMuon that take AdamW.
+  // In 8 bits both moments together take 2.125 bytes per parameter, the one of Muon's matrices 1.0625: codes, and a scale
+  // for every 32 elements. It belongs to the run and is not saved; state of the other format is converted by the next
+  // step.
   PACER_OPTION(int64_t, state_bits) = 32;
 
  public:

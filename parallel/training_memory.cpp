@@ -42,8 +42,16 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
       settings.state_bits == 32 || (settings.state_bits == 8 && !options.amsgrad() && type != at::kDouble),
       "training_memory counts state in 32 bits, or in 8 without amsgrad and for parameters that are not "
       "fp64");
+  const int64_t in_matrices = options.orthogonalized();
+  require(in_matrices >= 0 && in_matrices <= parameters, "training_memory needs from 0 to ", parameters,
+          " orthogonalized elements, all of the parameters, not ", in_matrices);
+  require(in_matrices == 0 || !options.amsgrad(),
+          "training_memory counts no amsgrad beside Muon, which does not have it");
   const bool is_shared = options.sharded().has_value() && ranks > 1;
-  const int64_t part = is_shared ? (parameters + ranks - 1) / ranks : parameters;
+  const auto part_of = [&](int64_t elements) {
+    return is_shared ? (elements + ranks - 1) / ranks : elements;
+  };
+  const int64_t part = part_of(parameters);
   const auto width = static_cast<int64_t>(c10::elementSize(type));
 
   TrainingMemory memory;
@@ -55,8 +63,11 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
     if (!dtype || !(is_scale || detail::is_elementwise(field.kind))) continue;
     const bool is_exact =
         field.kind == detail::StateKind::master || field.kind == detail::StateKind::remainder;
+    const bool is_second = field.kind == detail::StateKind::second_moment ||
+                           field.kind == detail::StateKind::second_moment_scale;
+    const int64_t elements = is_second ? part_of(parameters - in_matrices) : part;
     (is_exact ? memory.exact : memory.moments) +=
-        (is_scale ? detail::scales_of(part) : part) * static_cast<int64_t>(c10::elementSize(*dtype));
+        (is_scale ? detail::scales_of(elements) : elements) * static_cast<int64_t>(c10::elementSize(*dtype));
   }
   const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
   constexpr int64_t kWide = 4;

@@ -29,11 +29,14 @@ struct TrainingMemoryOptions {
   // Whether a step has several micro-batches, whose 16-bit gradients add up in fp32, as GradientAccumulation
   // has it.
   TORCH_ARG(bool, accumulates_in_fp32) = false;
-  // See FusedAdamWOptions. The memory is that of a FusedAdam, FusedAdamW or FusedLamb with this option.
+  // See FusedAdamWOptions. The memory is that of a FusedAdam, FusedAdamW, FusedLamb or Muon with this option.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;
   TORCH_ARG(bool, amsgrad) = false;
   TORCH_ARG(int64_t, state_bits) = 32;
+  // How many of the elements are in matrices that Muon orthogonalises, which have one moment instead of two; the others
+  // take AdamW. Directions are not counted.
+  TORCH_ARG(int64_t, orthogonalized) = 0;
   // What each rank has a part of; unset: all of everything, as with DataParallel.
   TORCH_ARG(std::optional<Sharded>, sharded);
   TORCH_ARG(int64_t, unit_bytes) = ShardsOptions().unit_bytes();

@@ -47,18 +47,20 @@ int run(int argument_count, char** arguments) {
        po::value<std::string>()->value_name("fp32|bf16|bf16-master|bf16-only|fp16")->default_value("bf16"),
        "of weights and gradients; bf16 has 16-bit remainders, bf16-master and fp16 have fp32 copies")  //
       ("state-bits", po::value<int64_t>()->value_name("32|8")->default_value(32), "of the moments")    //
+      ("orthogonalized", po::value<double>()->value_name("N")->default_value(0, "0"),
+       "of the elements that are in matrices of Muon, with one moment instead of two")  //
       ("unit-mib", po::value<int64_t>()->value_name("MIB")->default_value(25),
        "ShardsOptions::unit_bytes")  //
       ("blocks", po::value<int64_t>()->value_name("N")->default_value(32),
        "of equal size, for parts of parameters")  //
       ("outside", po::value<double>()->value_name("N")->default_value(0, "0"),
        "elements that are in no block: embeddings, head");
-  const auto given = examples::read_command_line(
-      argument_count, arguments,
-      "Says how many bytes FusedAdamW, or FusedLamb, and DataParallel or Shards take on each rank, beside "
-      "activations.\n\n"
-      "  pacer-memory --parameters 7e9 --ranks 8 --dtype bf16\n",
-      known);
+  const auto given = examples::read_command_line(argument_count, arguments,
+                                                 "Says how many bytes FusedAdamW, FusedLamb or Muon, and "
+                                                 "DataParallel or Shards take on each rank, beside "
+                                                 "activations.\n\n"
+                                                 "  pacer-memory --parameters 7e9 --ranks 8 --dtype bf16\n",
+                                                 known);
   if (!given) return 0;
   const Kind kind = examples::choice_of(*given, "dtype", kKinds);
   auto options = pacer::TrainingMemoryOptions(
@@ -66,6 +68,8 @@ int run(int argument_count, char** arguments) {
   options.ranks(static_cast<int>(examples::value_in<int64_t>(*given, "ranks", 1, 1'000'000)));
   options.dtype(kind.dtype).master_weights(kind.master);
   options.state_bits(examples::value_in<int64_t>(*given, "state-bits", 8, 32));
+  options.orthogonalized(static_cast<int64_t>(
+      examples::value_in<double>(*given, "orthogonalized", 0, static_cast<double>(options.parameters()))));
   options.unit_bytes(examples::value_in<int64_t>(*given, "unit-mib", 1, 1 << 20) << 20);
   const auto blocks = examples::value_in<int64_t>(*given, "blocks", 1, 1'000'000);
   const auto outside = static_cast<int64_t>(

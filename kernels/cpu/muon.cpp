@@ -8,6 +8,7 @@
 
 namespace pacer::kernels {
 
+const MuonLoops kMuonLoops{muon_momentum_cpu, muon_momentum_cuda};
 const UpdateLoops kMuonUpdate{elements_cpu<MuonUpdate<false>>, muon_update_cuda};
 const UpdateLoops kCautiousMuonUpdate{elements_cpu<MuonUpdate<true>>, cautious_muon_update_cuda};
 

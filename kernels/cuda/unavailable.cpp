@@ -10,6 +10,7 @@
 #include <pacer/kernels/lamb_8bit.h>
 #include <pacer/kernels/layer_norm.h>
 #include <pacer/kernels/muon.h>
+#include <pacer/kernels/muon_8bit.h>
 #include <pacer/kernels/nf4.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/kernels/onebit.h>
@@ -58,6 +59,10 @@ void lamb_8bit_cuda(AdamStorage, const LambWork&, const AdamTensor*, const AdamG
 }
 void muon_momentum_cuda(MuonLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, void* const*,
                         const StepScalars*, Stream) {
+  refuse();
+}
+void muon_8bit_momentum_cuda(MuonLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                             void* const*, const StepScalars*, Stream) {
   refuse();
 }
 void muon_rows_cuda(MuonRowsLaunch, const MuonRows*, int64_t, const AdamGradient*, const StepScalars*,

@@ -11,6 +11,7 @@
 
 #include <pacer/device/detail/device_buffer.h>
 #include <pacer/kernels/adam.h>
+#include <pacer/kernels/muon_8bit.h>
 #include <pacer/kernels/norm.h>
 #include <pacer/optimizers/detail/lamb_kernels.h>
 #include <pacer/optimizers/detail/muon_kernels.h>
@@ -29,7 +30,8 @@ class DtypeTable {
       : launch_(launch), rule_(rule), has_codes_(has_codes), device_(device) {
     if (!muon) return;
     launch_.loops = muon->is_cautious ? &kernels::kCautiousMuonUpdate : &kernels::kMuonUpdate;
-    muon_.emplace(launch.storage, *muon, directions, share, device);
+    muon_.emplace(launch.storage, has_codes ? kernels::kMuon8BitLoops : kernels::kMuonLoops, *muon,
+                  directions, share, device);
   }
 
   // Adds a prepared entry and writes down where it sits. All entries are added before the first step.

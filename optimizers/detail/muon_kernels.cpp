@@ -145,12 +145,12 @@ void MuonKernels::run_momentum(void* const* directions, const Step& step, const 
                                                                   : kernels::DirectionType::f32;
   const kernels::MuonLaunch launch{storage_, type, settings_.nesterov};
   if (device_.is_cuda()) {
-    return kernels::muon_momentum_cuda(launch, tiles, step.tensors, step.gradients, directions, step.scalars,
-                                       current_stream(device_));
+    return loops_.momentum_cuda(launch, tiles, step.tensors, step.gradients, directions, step.scalars,
+                                current_stream(device_));
   }
   for_each_tile(units, [&](int64_t i) {
-    kernels::muon_momentum_cpu(launch, units[static_cast<size_t>(i)], step.tensors, step.gradients,
-                               directions, step.scalars);
+    loops_.momentum_cpu(launch, units[static_cast<size_t>(i)], step.tensors, step.gradients, directions,
+                        step.scalars);
   });
 }
 

@@ -19,11 +19,17 @@ class ProductShare;
 
 class MuonKernels {
  public:
-  // `exchange`: ranks make directions together; null: what each has of its own is what all have. `share`: then
-  // each rank orthogonalises its part of them; null: all of them. One of the two is null.
-  MuonKernels(kernels::AdamStorage storage, const MuonSettings& settings, const DirectionExchange* exchange,
-              ProductShare* share, at::Device device)
-      : storage_(storage), settings_(settings), exchange_(exchange), share_(share), device_(device) {}
+  // `loops` are those of the format that the momentum has. `exchange`: ranks make directions together; null: what each
+  // has of its own is what all have. `share`: then each rank orthogonalises its part of them; null: all of them. One of
+  // the two is null.
+  MuonKernels(kernels::AdamStorage storage, const kernels::MuonLoops& loops, const MuonSettings& settings,
+              const DirectionExchange* exchange, ProductShare* share, at::Device device)
+      : storage_(storage),
+        loops_(loops),
+        settings_(settings),
+        exchange_(exchange),
+        share_(share),
+        device_(device) {}
 
   // Adds a prepared entry, a matrix as check_matrices wants it, in the order of the table.
   void add(const ParameterEntry& entry);
@@ -98,6 +104,7 @@ class MuonKernels {
   void run_rows(int64_t first, int64_t count, bool stores, const Step& step) const;
 
   kernels::AdamStorage storage_;
+  const kernels::MuonLoops& loops_;
   MuonSettings settings_;
   const DirectionExchange* exchange_;
   ProductShare* share_;

@@ -40,13 +40,13 @@ void check_state_bits(const char* optimizer, const Options& options) {
   const int64_t bits = options.state_bits();
   require(bits == 8 || bits == 32, optimizer, ": state_bits must be 8 or 32, not ", bits);
   if (bits == 32) return;
-  if constexpr (kIsMuon<Options>) {
-    require(!options.orthogonalize(), optimizer,
-            ": a momentum that is orthogonalised stays in 32 bits; set state_bits(8) in the options of "
-            "groups with "
-            "orthogonalize(false)");
+  if constexpr (kIs<OneBitMuonOptions, Options>) {
+    require(
+        !options.orthogonalize(), optimizer,
+        ": a momentum that is each rank's own stays in 32 bits; set state_bits(8) in the options of groups "
+        "with orthogonalize(false)");
   } else {
-    require(kIsAdam<Options> || kIsLamb<Options>, optimizer,
+    require(kIsAdam<Options> || kIsLamb<Options> || kIsMuon<Options>, optimizer,
             ": its rule has no state in 8 bits; leave state_bits at 32");
   }
   require(!options.wants_amsgrad(), optimizer,

@@ -68,10 +68,10 @@ MEANINGS = {
     "seed":
         'The seed of stochastic rounding.',
     "state_bits":
-        'Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW, FusedLamb and the groups of Muon that take '
-        'AdamW. In 8 bits both moments together take 2.125 bytes per parameter: codes, and a scale for every '
-        '32 elements. It belongs to the run and is not saved; state of the other format is converted by the '
-        'next step.',
+        'Bits of a moment: 32, or 8 for FusedAdam, FusedAdamW, FusedLamb, Muon, and the groups of OneBitMuon '
+        "that take AdamW. In 8 bits both moments together take 2.125 bytes per parameter, the one of Muon's "
+        'matrices 1.0625: codes, and a scale for every 32 elements. It belongs to the run and is not saved; '
+        'state of the other format is converted by the next step.',
     "amsgrad":
         'Divide by the running maximum of the second moment (Reddi et al., arXiv:1904.09237).',
     "min_coeff":

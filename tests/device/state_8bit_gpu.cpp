@@ -13,7 +13,9 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/cuda.h>
 
+#include <pacer/optimizers/muon.h>
 #include "support/both_devices.h"
+
 #include "support/checkpoints/archives.h"
 #include "support/kernels/lamb.h"
 
@@ -197,6 +199,32 @@ TEST_CASE("LAMB's trust ratios in 8 bits are the CPU's to the bit", "[adam8][fus
       }
     }
     CHECK(both.differs() == "");
+  });
+}
+
+// What the products make of directions has other bits on a GPU, so that both sides are given no products to differ in: a
+// rate of zero leaves the momentum alone to be compared.
+TEST_CASE("Muon's momentum in 8 bits has the codes of the CPU", "[adam8][muon][gpu]") {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    torch::manual_seed(97);
+    auto cpu = random_parameters({{1, 5}, {33, 64}, {300, 129}, {3, 700}}, mode.dtype);
+    cpu.push_back(torch::randn({300, 129}).to(mode.dtype).t().detach().requires_grad_());
+    const auto gpu = moved_to(cpu);
+    const auto options = with_mode(MuonOptions(0).weight_decay(0).state_bits(8), mode);
+    Muon on_cpu(cpu, options), on_gpu(gpu, options);
+    for (int step = 0; step < 8; ++step) {
+      set_random_gradients(cpu, gpu);
+      if (step == 3) cpu[1].mutable_grad() = gpu[1].mutable_grad() = Tensor();
+      on_cpu.step(), on_gpu.step();
+    }
+    for (size_t i = 0; i < cpu.size(); ++i) {
+      CAPTURE(i);
+      const auto& a = static_cast<MuonParamState&>(*on_cpu.state().at(cpu[i].unsafeGetTensorImpl()));
+      const auto& b = static_cast<MuonParamState&>(*on_gpu.state().at(gpu[i].unsafeGetTensorImpl()));
+      CHECK(same_bits(a.exp_avg(), b.exp_avg()));
+      CHECK(same_bits(a.exp_avg_scale(), b.exp_avg_scale()));
+    }
   });
 }
 

@@ -49,6 +49,22 @@ class StateIn8Bits(unittest.TestCase):
             train(mine, params, range(3, 6))
         self.assertTrue(same(a, b) and same(a, c))
 
+    def test_a_matrix_of_muon_has_one_moment_in_codes(self):
+        params = random_parameters([(24, 16), (5, 9)])
+        optimizer = pacer.Muon(params, lr=0.01, state_bits=8)
+        train(optimizer, params, range(2))
+        for parameter in params:
+            state = optimizer.state[parameter]
+            self.assertEqual(state["exp_avg"].dtype, torch.int8)
+            self.assertEqual(state["exp_avg_scale"].shape, ((parameter.numel() + 31) // 32,))
+            self.assertNotIn("exp_avg_sq_scale", state)
+        again = copy.deepcopy(params)
+        other = pacer.Muon(again, lr=0.01, state_bits=8)
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(optimizer, params, range(2, 5))
+        train(other, again, range(2, 5))
+        self.assertTrue(same(params, again))
+
     def test_a_group_changes_its_bits_between_steps(self):
         params, wide = parameters(), parameters()
         optimizer = pacer.FusedAdamW([{"params": params[:1], "state_bits": 8}, {"params": params[1:]}], lr=0.01)
@@ -68,6 +84,8 @@ class StateIn8Bits(unittest.TestCase):
             pacer.FusedAdamW(params, state_bits=16)
         with self.assertRaisesRegex(ValueError, "amsgrad"):
             pacer.FusedAdamW(params, state_bits=8, amsgrad=True)
+        with self.assertRaisesRegex(ValueError, "each rank's own stays in 32 bits"):
+            pacer.OneBitMuon([torch.nn.Parameter(torch.ones(4, 4))], state_bits=8)
         with self.assertRaisesRegex(TypeError, "state_bits"):
             pacer.OneBitAdam(params, state_bits=8)
         optimizer = pacer.FusedAdamW(params, state_bits=8)

@@ -148,6 +148,12 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
       {"FusedLamb 8 bits", true, making<FusedLamb>(FusedLambOptions(lamb).state_bits(8))},
       {"Muon", true,
        making_muon(MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},
+      {"Muon 8 bits", true,
+       making_muon(MuonOptions(0.01)
+                       .weight_decay(0.1)
+                       .precision(MuonPrecision::fp32)
+                       .finite_check(true)
+                       .state_bits(8))},
       {"Muon bf16 remainder", true,
        making_muon(MuonOptions(0.01)
                        .nesterov(false)

@@ -2,8 +2,6 @@
 // rules share is in state_8bit_formats.cpp.
 #include "support/catch.h"
 
-#include <pacer/optimizers/muon.h>
-
 #include "own_optimizer/lion.h"
 #include "support/optimizers/state_8bit.h"
 
@@ -84,27 +82,10 @@ TEST_CASE("what has no state in 8 bits refuses it in a sentence", "[fused_adam][
       says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(16)); }, "state_bits must be 8 or 32, not 16"));
   CHECK(says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(8).amsgrad(true)); }, "amsgrad"));
   CHECK(says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(8).paged(Paging())); }, "paged()"));
-  CHECK(says([&] { Muon(p, MuonOptions().state_bits(8)); }, "orthogonalize(false)"));
   CHECK(says([&] { Lion(p, lion_options(0.01).state_bits(8)); }, "leave state_bits at 32"));
   const auto wide = random_parameters({{4, 4}}, at::kDouble);
   Run run(wide, in_8_bits());
   CHECK(contains(refusal([&] { run.step(1, 1); }), "is fp64"));
-}
-
-TEST_CASE("Muon's groups of AdamW may have state in 8 bits", "[muon][adam8]") {
-  const auto values = random_parameters({{6, 5}, {70}}, at::kFloat);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<Tensor>{values[0]});
-  groups.emplace_back(std::vector<Tensor>{values[1]},
-                      std::make_unique<MuonOptions>(MuonOptions(0.02).orthogonalize(false).state_bits(8)));
-  Muon muon(groups, MuonOptions(0.02).precision(MuonPrecision::fp32));
-  Run adamw({values[1]}, in_8_bits(FusedAdamWOptions(0.02).weight_decay(MuonOptions().weight_decay())));
-  for (int step = 0; step < 4; ++step) {
-    set_random_gradients(values);
-    adamw.parameters[0].mutable_grad() = values[1].grad().clone();
-    muon.step(), adamw.optimizer.step();
-  }
-  CHECK(same_bits(values[1], adamw.parameters[0]));
 }
 
 TEST_CASE("a gradient that is not finite leaves the state alone with finite_check, and shows without it",

@@ -303,6 +303,11 @@ TEST_CASE("training takes the memory that training_memory says", "[shards][sessi
     CHECK(training_memory(TrainingMemoryOptions(33).state_bits(8)).moments == 2 * 33 + 2 * 2 * 2);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).state_bits(8).amsgrad(true)), InvalidArgument);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).state_bits(16)), InvalidArgument);
+    const auto muon = TrainingMemoryOptions(64'000).orthogonalized(32'000);
+    CHECK(training_memory(muon).moments == 32'000 * 4 + 32'000 * 8);
+    CHECK(training_memory(TrainingMemoryOptions(muon).state_bits(8)).moments == 32'000 * 17 / 16 * 3);
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).orthogonalized(6)), InvalidArgument);
+    CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(muon).amsgrad(true)), InvalidArgument);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).ranks(0)), InvalidArgument);
     CHECK_THROWS_AS(training_memory(TrainingMemoryOptions(5).dtype(at::kLong)), InvalidArgument);
   }
