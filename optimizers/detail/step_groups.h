@@ -16,9 +16,9 @@
 
 namespace pacer::detail {
 
-// Counts the applied steps of a step group, and what its average has taken in. The host knows the count as long as it alone decides whether a step
-// is applied; once the device decides (finite check, graph replay), the device leads and reading the count waits
-// for it.
+// Counts the applied steps of a step group, and what its average has taken in. The host knows the count as long
+// as it alone decides whether a step is applied; once the device decides (finite check, graph replay), the device
+// leads and reading the count waits for it.
 class StepClock {
  public:
   explicit StepClock(const kernels::StepCount& count) : count_(count) {}
