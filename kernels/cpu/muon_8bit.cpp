@@ -12,7 +12,7 @@ namespace pacer::kernels {
 namespace {
 
 using First = EightBitMoments::First;
-constexpr int64_t kGroup = EightBitMoments::kGroup;
+constexpr int64_t kMomentumGroup = EightBitMoments::kGroup;
 
 // The memory of a tile.
 template <class Param>
@@ -37,9 +37,9 @@ PACER_TARGET_CLONES void directions_of_groups(const CodedMomentum<Param>& r, Dir
                                               bool nesterov, const AdamScalars<float>& s) {
   const CodedMomentum<Param> range = r;  // local copies: nothing the loop writes can alias them
   const AdamScalars<float> scalars = s;
-  for (int64_t begin = 0; begin < range.count; begin += kGroup) {
-    const First was(range.scale[begin / kGroup]);
-    const int64_t end = std::min(begin + kGroup, range.count);
+  for (int64_t begin = 0; begin < range.count; begin += kMomentumGroup) {
+    const First was(range.scale[begin / kMomentumGroup]);
+    const int64_t end = std::min(begin + kMomentumGroup, range.count);
     PACER_SIMD
     for (int64_t i = begin; i < end; ++i) {
       float direction;
@@ -53,19 +53,19 @@ template <class Param>
 PACER_TARGET_CLONES void momentum_of_groups(const CodedMomentum<Param>& r, const AdamScalars<float>& s) {
   const CodedMomentum<Param> range = r;
   const AdamScalars<float> scalars = s;
-  for (int64_t begin = 0; begin < range.count; begin += kGroup) {
-    const int64_t count = std::min(kGroup, range.count - begin);
-    float momentum[kGroup];
+  for (int64_t begin = 0; begin < range.count; begin += kMomentumGroup) {
+    const int64_t count = std::min(kMomentumGroup, range.count - begin);
+    float momentum[kMomentumGroup];
     uint32_t largest = 0;
-    const First was(range.scale[begin / kGroup]);
+    const First was(range.scale[begin / kMomentumGroup]);
     PACER_SIMD
     for (int64_t i = 0; i < count; ++i) {
       float direction;
       momentum[i] = new_momentum(range, begin + i, was, /*nesterov=*/false, scalars, direction);
     }
     for (int64_t i = 0; i < count; ++i) largest = std::max(largest, First::measure(momentum[i]));
-    range.scale[begin / kGroup] = EightBitMoments::scale(largest);
-    const First now(range.scale[begin / kGroup]);
+    range.scale[begin / kMomentumGroup] = EightBitMoments::scale(largest);
+    const First now(range.scale[begin / kMomentumGroup]);
     PACER_SIMD
     for (int64_t i = 0; i < count; ++i) range.exp_avg[begin + i] = now.encode(momentum[i]);
   }
@@ -89,10 +89,10 @@ void muon_8bit_momentum_cpu(MuonLaunch launch, const Tile& tile, const AdamTenso
       require(false, "the momentum of fp64 parameters has no codes in 8 bits");
     } else {
       const AdamTensor& tensor = tensors[tile.tensor];
-      const CodedMomentum<Param> range{static_cast<const Param*>(gradient.gradient) + tile.offset,
-                                       static_cast<int8_t*>(tensor.exp_avg) + tile.offset,
-                                       static_cast<Float16*>(tensor.exp_avg_scale) + tile.offset / kGroup,
-                                       int64_t{tile.count}};
+      const CodedMomentum<Param> range{
+          static_cast<const Param*>(gradient.gradient) + tile.offset,
+          static_cast<int8_t*>(tensor.exp_avg) + tile.offset,
+          static_cast<Float16*>(tensor.exp_avg_scale) + tile.offset / kMomentumGroup, int64_t{tile.count}};
       if (directions == nullptr) return momentum_of_groups(range, of_step);
       const auto run = [&](auto* first) {
         directions_of_groups(range, first + tile.offset, launch.nesterov, of_step);
