@@ -8,7 +8,7 @@
 
 #include "support/catch.h"
 
-namespace pacer::kernels::testing {
+namespace pacer::kernels::testing::schedule_free {
 namespace {
 
 constexpr int64_t kSteps = 200;
@@ -146,4 +146,4 @@ TEST_CASE("the rate rises linearly and is whole in the last step of the warm-up"
   CHECK(warmed_up_rate(0.5, rule, 5) == 0.5);
 }
 
-}  // namespace pacer::kernels::testing
+}  // namespace pacer::kernels::testing::schedule_free

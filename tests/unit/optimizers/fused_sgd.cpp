@@ -6,7 +6,7 @@
 
 #include "support/optimizers/twins.h"
 
-namespace pacer::testing {
+namespace pacer::testing::fused_sgd {
 namespace {
 
 using torch::optim::SGDOptions;
@@ -224,4 +224,4 @@ TEST_CASE("an SGD step does not depend on the number of threads", "[fused_sgd]")
   CHECK(same_bits(results[0], results[1]));
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::fused_sgd

@@ -12,7 +12,7 @@
 #include "support/optimizers/contract.h"
 #include "support/optimizers/twins.h"
 
-namespace pacer::testing {
+namespace pacer::testing::fused_sgd_state {
 namespace {
 
 using Group = torch::optim::OptimizerParamGroup;
@@ -332,4 +332,4 @@ TEST_CASE("options of FusedSgd are equal where every field is", "[fused_sgd]") {
   }
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::fused_sgd_state

@@ -19,7 +19,7 @@
 #include "support/optimizers/late_page_device.h"
 #include "support/optimizers/schedule_free.h"
 
-namespace pacer::testing {
+namespace pacer::testing::schedule_free {
 namespace {
 
 using FreeOptions = ScheduleFreeAdamWOptions;
@@ -423,4 +423,4 @@ TEST_CASE("pages of z have the bits of plain ones, also in evaluation",
   CHECK(all_equal(plain, moved));
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::schedule_free

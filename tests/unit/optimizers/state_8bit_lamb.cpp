@@ -7,7 +7,7 @@
 namespace pacer::testing {
 namespace {
 
-using Run = StateRun<FusedLamb>;
+using LambRun = StateRun<FusedLamb>;
 
 FusedLambOptions lamb_in_8_bits(double lr = 0.02) {
   return FusedLambOptions(lr).betas({0.9, 0.99}).weight_decay(0.1).state_bits(8);
@@ -16,7 +16,7 @@ FusedLambOptions lamb_in_8_bits(double lr = 0.02) {
 struct Moments {
   Tensor m, v;  // fp64
 };
-Moments moments_of(Run& run, size_t i) {
+Moments moments_of(LambRun& run, size_t i) {
   auto& state = run.state(i);
   return {decoded_moment(state.exp_avg(), state.exp_avg_scale(), false),
           decoded_moment(state.exp_avg_sq(), state.exp_avg_sq_scale(), true)};
@@ -38,7 +38,7 @@ TEST_CASE("LAMB in 8 bits stores the moments of the rule and takes the step of w
   values.push_back(torch::randn({300, 300}).requires_grad_());
   for (const bool adapts : {true, false}) {
     const auto options = lamb_in_8_bits().adapt(adapts);
-    Run run(values, options);
+    LambRun run(values, options);
     run.step(1, 1);
     for (int step = 2; step <= 6; ++step) {
       std::vector<Moments> before;
@@ -76,7 +76,7 @@ TEST_CASE("a LAMB step in 8 bits whose moments have codes of their own is that i
           "[fused_lamb][adam8]") {
   const Tensor sign = torch::tensor({1.0f, -1.0f}).repeat({20});
   const auto options = FusedLambOptions(0.25).betas({0.5, 0.75}).eps(0).weight_decay(0).state_bits(8);
-  Run run({torch::full({40}, 2.0f).requires_grad_()}, options);
+  LambRun run({torch::full({40}, 2.0f).requires_grad_()}, options);
   run.parameters[0].mutable_grad() = sign.clone();
   run.optimizer.step();
   // m = .5 g and v = .25 g^2, corrected by .5 and .25: u = g, of norm sqrt(40) beside 2 sqrt(40).
@@ -88,7 +88,7 @@ TEST_CASE("a LAMB step in 8 bits whose moments have codes of their own is that i
 }
 
 TEST_CASE("zero gradients leave zero moments, and decay alone", "[fused_lamb][adam8]") {
-  Run run({torch::full({33}, 3.0f).requires_grad_()}, lamb_in_8_bits().eps(0).max_coeff(4));
+  LambRun run({torch::full({33}, 3.0f).requires_grad_()}, lamb_in_8_bits().eps(0).max_coeff(4));
   for (int step = 0; step < 3; ++step) {
     run.parameters[0].mutable_grad() = torch::zeros({33});
     run.optimizer.step();
@@ -105,8 +105,8 @@ TEST_CASE("200 LAMB steps in 8 bits end where those in 32 bits do", "[fused_lamb
   torch::manual_seed(7);
   const Tensor target = torch::randn({96, 80}), noise_of = torch::rand({96, 80}).mul(3).exp();
   const auto loss_after = [&](int64_t bits) {
-    Run run({torch::full({96, 80}, 0.5).requires_grad_()},
-            FusedLambOptions(0.03).weight_decay(0).state_bits(bits));
+    LambRun run({torch::full({96, 80}, 0.5).requires_grad_()},
+                FusedLambOptions(0.03).weight_decay(0).state_bits(bits));
     torch::manual_seed(11);
     Tensor mean = torch::zeros_like(target);
     for (int step = 0; step < 200; ++step) {
@@ -133,7 +133,7 @@ TEST_CASE("a group of LAMB in 8 bits leaves the groups in 32 bits to the bit as 
           "[fused_lamb][adam8]") {
   const auto values = random_parameters({{40, 30}, {70}, {33}}, at::kFloat);
   const auto in_32_bits = FusedLambOptions(lamb_in_8_bits()).state_bits(32);
-  Run wide(values, in_32_bits), narrow(values, lamb_in_8_bits());
+  LambRun wide(values, in_32_bits), narrow(values, lamb_in_8_bits());
   const auto mixed_values = clones(values);
   std::vector<torch::optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector<Tensor>{mixed_values[0], mixed_values[2]},
@@ -160,7 +160,7 @@ TEST_CASE("a group of LAMB in 8 bits leaves the groups in 32 bits to the bit as 
 TEST_CASE("a gradient that is not finite stays in its group of moments, and shows in all of its tensor",
           "[fused_lamb][adam8]") {
   for (const bool is_checked : {true, false}) {
-    Run run(random_parameters({{100}, {50}}, at::kFloat), lamb_in_8_bits().finite_check(is_checked));
+    LambRun run(random_parameters({{100}, {50}}, at::kFloat), lamb_in_8_bits().finite_check(is_checked));
     run.step(2, 1);
     const auto before = snapshot(run.optimizer);
     run.parameters[0].grad()[40] = std::numeric_limits<float>::infinity();
@@ -180,7 +180,7 @@ TEST_CASE("what LAMB does not have in 8 bits it refuses in a sentence", "[fused_
   const auto says = [](const auto& make, const std::string& part) { return contains(refusal(make), part); };
   CHECK(says([&] { FusedLamb(p, FusedLambOptions().state_bits(16)); }, "state_bits must be 8 or 32, not 16"));
   CHECK(says([&] { FusedLamb(p, lamb_in_8_bits().paged(Paging())); }, "paged()"));
-  Run wide(random_parameters({{4, 4}}, at::kDouble), lamb_in_8_bits());
+  LambRun wide(random_parameters({{4, 4}}, at::kDouble), lamb_in_8_bits());
   CHECK(contains(refusal([&] { wide.step(1, 1); }), "is fp64"));
 }
 

@@ -17,7 +17,7 @@ struct Family<Muon> {
 
 namespace {
 
-using Run = StateRun<Muon>;
+using MuonRun = StateRun<Muon>;
 
 MuonOptions muon_options(int64_t bits = 8) {
   return MuonOptions(0.02).weight_decay(0.1).precision(MuonPrecision::fp32).state_bits(bits);
@@ -36,8 +36,8 @@ std::vector<Tensor> matrices(at::ScalarType dtype) {
   return values;
 }
 
-template <class Run>
-void for_every_mode(const Run& run) {
+template <class MuonRun>
+void for_every_mode(const MuonRun& run) {
   for (const Mode& mode : all_modes()) {
     if (mode.dtype == at::kDouble) continue;
     INFO(mode.name);
@@ -49,7 +49,7 @@ void for_every_mode(const Run& run) {
 
 TEST_CASE("Muon's momentum in 8 bits takes 1.0625 bytes a parameter", "[muon][adam8]") {
   for_every_mode([](const Mode& mode) {
-    Run run(random_parameters({{64, 32}}, mode.dtype), with_mode(muon_options(), mode));
+    MuonRun run(random_parameters({{64, 32}}, mode.dtype), with_mode(muon_options(), mode));
     run.step(2, 1);
     CHECK(run.state().exp_avg().scalar_type() == at::kChar);
     CHECK(run.state().exp_avg().sizes() == at::IntArrayRef{64, 32});
@@ -62,7 +62,7 @@ TEST_CASE("Muon's momentum in 8 bits takes 1.0625 bytes a parameter", "[muon][ad
 
 TEST_CASE("Muon's first step in 8 bits is that in 32, which reads no momentum", "[muon][adam8]") {
   for_every_mode([](const Mode& mode) {
-    Run wide(matrices(mode.dtype), with_mode(muon_options(32), mode)),
+    MuonRun wide(matrices(mode.dtype), with_mode(muon_options(32), mode)),
         narrow(matrices(mode.dtype), with_mode(muon_options(), mode));
     wide.step(1, 3), narrow.step(1, 3);
     CHECK(same_bits(wide.parameters, narrow.parameters));
@@ -77,7 +77,7 @@ TEST_CASE("Muon's first step in 8 bits is that in 32, which reads no momentum", 
 TEST_CASE("Muon in 8 bits takes the step of its decoded momentum, and stores the new one", "[muon][adam8]") {
   const auto values = random_parameters({{24, 30}, {30, 24}, {5, 7}}, at::kFloat);
   for (const bool nesterov : {true, false}) {
-    Run run(values, muon_options().nesterov(nesterov));
+    MuonRun run(values, muon_options().nesterov(nesterov));
     run.step(2, 1);
     for (int step = 0; step < 4; ++step) {
       StateRun<Muon> wide(run.parameters, muon_options(32).nesterov(nesterov));
@@ -107,7 +107,8 @@ TEST_CASE("Muon in 8 bits takes the step of its decoded momentum, and stores the
 }
 
 TEST_CASE("a gradient of zeros leaves a momentum of zeros in 8 bits, and decay alone", "[muon][adam8]") {
-  Run run({torch::full({6, 7}, 2.0f).requires_grad_(), torch::ones({3, 3}).requires_grad_()}, muon_options());
+  MuonRun run({torch::full({6, 7}, 2.0f).requires_grad_(), torch::ones({3, 3}).requires_grad_()},
+              muon_options());
   run.parameters[0].mutable_grad() = torch::zeros({6, 7});  // the other one sits out
   run.optimizer.step();
   CHECK(distance(run.parameters[0], torch::full({6, 7}, 2 * (1 - 0.02 * 0.1))) < 1e-6);
@@ -119,7 +120,7 @@ TEST_CASE("Muon's momentum in 8 bits resumes to the bit, by name and from an arc
   for_every_mode([](const Mode& mode) {
     const auto values = matrices(mode.dtype);
     const auto options = with_mode(muon_options().normalize_rows(true), mode);
-    Run unbroken(values, options), by_name(values, options), by_archive(values, options);
+    MuonRun unbroken(values, options), by_name(values, options), by_archive(values, options);
     unbroken.step(5, 1);
     by_name.optimizer.import_state(as_file(unbroken.optimizer.export_state()));
     load_from(by_archive.optimizer, saved(unbroken.optimizer));
@@ -128,7 +129,7 @@ TEST_CASE("Muon's momentum in 8 bits resumes to the bit, by name and from an arc
       by_name.parameters[i].copy_(unbroken.parameters[i]);
       by_archive.parameters[i].copy_(unbroken.parameters[i]);
     }
-    for (Run* run : {&unbroken, &by_name, &by_archive}) run->step(4, 2);
+    for (MuonRun* run : {&unbroken, &by_name, &by_archive}) run->step(4, 2);
     CHECK(difference(snapshot(unbroken.optimizer), snapshot(by_name.optimizer)).empty());
     CHECK(difference(snapshot(unbroken.optimizer), snapshot(by_archive.optimizer)).empty());
   });
@@ -138,9 +139,9 @@ TEST_CASE("a load converts Muon's momentum between 8 and 32 bits", "[muon][adam8
   for (const int64_t from : {int64_t{8}, int64_t{32}}) {
     for (const bool by_name : {true, false}) {
       INFO("from " << from << " bits" << (by_name ? ", by name" : ", an archive"));
-      Run source(matrices(at::kFloat), muon_options(from));
+      MuonRun source(matrices(at::kFloat), muon_options(from));
       source.step(4, 1);
-      Run loaded(source.parameters, muon_options(40 - from));
+      MuonRun loaded(source.parameters, muon_options(40 - from));
       if (by_name) {
         loaded.optimizer.import_state(as_file(source.optimizer.export_state()));
       } else {
@@ -157,7 +158,7 @@ TEST_CASE("a load converts Muon's momentum between 8 and 32 bits", "[muon][adam8
 
 TEST_CASE("Muon's state in 8 bits that does not fit is refused and changes nothing", "[muon][adam8]") {
   const auto values = random_parameters({{5, 8}}, at::kFloat);
-  Run source(values, muon_options()), own(values, muon_options());
+  MuonRun source(values, muon_options()), own(values, muon_options());
   source.step(2, 1), own.step(1, 2);
   const auto outcome = [&](const std::string& part, const std::string& key, const Tensor& tensor) {
     NamedTensors changed = as_file(source.optimizer.export_state());
@@ -177,7 +178,7 @@ TEST_CASE("each group of Muon has bits of its own, those of AdamW's rule, too", 
   groups.emplace_back(std::vector<Tensor>{values[0]});
   groups.emplace_back(std::vector<Tensor>{values[1]}, std::make_unique<MuonOptions>(muon_options(32)));
   groups.emplace_back(std::vector<Tensor>{values[2]}, std::make_unique<MuonOptions>(of_vectors));
-  Run narrow({values[0]}, muon_options()), wide({values[1]}, muon_options(32));
+  MuonRun narrow({values[0]}, muon_options()), wide({values[1]}, muon_options(32));
   StateRun<FusedAdamW> adamw({values[2]}, FusedAdamWOptions(0.02).weight_decay(0.1).state_bits(8));
   Muon muon(groups, muon_options());
   for (int step = 0; step < 4; ++step) {
@@ -197,7 +198,7 @@ TEST_CASE("what Muon does not have in 8 bits it refuses in a sentence", "[muon][
   const auto says = [](const auto& make, const std::string& part) { return contains(refusal(make), part); };
   CHECK(says([&] { Muon(p, muon_options(16)); }, "state_bits must be 8 or 32, not 16"));
   CHECK(says([&] { OneBitMuon(p, OneBitMuonOptions().state_bits(8)); }, "each rank's own stays in 32 bits"));
-  Run wide(random_parameters({{4, 4}}, at::kDouble), muon_options());
+  MuonRun wide(random_parameters({{4, 4}}, at::kDouble), muon_options());
   CHECK(contains(refusal([&] { wide.step(1, 1); }), "is fp64"));
 }
 

@@ -11,7 +11,7 @@
 #include "support/message_of.h"
 #include "support/session/small_run.h"
 
-namespace pacer::testing {
+namespace pacer::testing::averaged_evaluation {
 namespace {
 
 const std::vector<const char*> kAveraging = {"ScheduleFreeAdamW", "ScheduleFreeAdamW bf16 remainder"};
@@ -124,4 +124,4 @@ TEST_CASE("neither a checkpoint nor a step takes the average for the weights of 
   CHECK_FALSE(checkpoints->save_now().empty());
 }
 
-}  // namespace pacer::testing
+}  // namespace pacer::testing::averaged_evaluation
