@@ -209,8 +209,8 @@ void StepPlan::create_states(ParamStates& states) {
 }
 
 void StepPlan::build_tables() {
-  using Key =
-      std::tuple<kernels::AdamStorage, bool, const kernels::UpdateLoops*, std::optional<MuonSettings>>;
+  using Key = std::tuple<kernels::AdamStorage, bool, int64_t, const kernels::UpdateLoops*,
+                         std::optional<MuonSettings>>;
   std::map<Key, size_t> table_of;
   for (size_t i = 0; i < entries.size(); ++i) {
     ParameterEntry& entry = entries[i];
@@ -220,8 +220,8 @@ void StepPlan::build_tables() {
       compressed_entries.push_back(i);
     } else {
       const GroupSettings& of_group = settings[entry.group];
-      const auto [found, is_new] =
-          table_of.emplace(Key(entry.storage, entry.amsgrad, of_group.loops, of_group.muon), tables.size());
+      const auto [found, is_new] = table_of.emplace(
+          Key(entry.storage, entry.amsgrad, entry.state_bits, of_group.loops, of_group.muon), tables.size());
       if (is_new) {
         tables.emplace_back(kernels::AdamLaunch{entry.storage, entry.amsgrad, false, of_group.loops},
                             of_group.kernel.rule, entry.state_bits == 8, of_group.muon,
