@@ -28,6 +28,7 @@
 
 namespace pacer {
 
+// AdamW whose weights are evaluated at their average.
 class ScheduleFreeAdamW : public FusedOptimizerOf<ScheduleFreeAdamWOptions> {
  public:
   using FusedOptimizerOf::FusedOptimizerOf;

@@ -36,6 +36,9 @@ def declared(source):
             slot = re.search(r"Slot slot\(\) const override \{ return Slot::(\w+); \}", text)
             # A handle such as LayerDrop has its hook in detail/, named after it.
             hooks[name.removesuffix("Hook")] = slot[1] if base == "Hook" else "reduce"
+    # A handle that is another one in another order, such as LengthBuckets, has its hook.
+    for name, base in re.findall(r"^class (\w+) : public (\w+Sampler)\b", "".join(headers.values()), re.M):
+        hooks[name] = hooks[base]
     del hooks["ParallelTraining"], hooks["GradientExchange"]
     schedules = re.findall(r"^LearningRateSchedule (\w+)\(", headers["learning_rate_schedule"], re.M)
     return set(optimizers), hooks, set(schedules)
