@@ -18,7 +18,6 @@ class NamedMeans {
   // Takes what `value`, one real number, holds now.
   void add(const std::string& name, const at::Tensor& value);
 
-  bool is_empty() const { return sums_.empty(); }
   // Gives the report the mean of each name's values, in the order in which the names came, and begins anew.
   void move_to(StepReport& report);
 
