@@ -40,7 +40,12 @@ void Checkpoints::attach(SessionParts& parts) {
       "Checkpoints cannot save the state of this optimizer by parameter name; use one of pacer's, or torch's "
       "Adam, AdamW, SGD, RMSprop or Adagrad");
   parts_ = &parts;
-  parts.load_newest = [this] { return load_newest(); };
+  parts.load_checkpoint = [this](std::optional<int64_t> step) {
+    if (!step) return load_newest();
+    load_step(*step);
+    return step;
+  };
+  parts.saved_steps = [this] { return saved_steps(); };
   parts.saves_frozen = options_.save_frozen();
   snapshot_ = std::make_unique<detail::HostSnapshot>();
   warns_of_not_finite_ = OnceOnFirstRank(parts.is_first_rank());

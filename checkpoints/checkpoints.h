@@ -116,9 +116,16 @@ class Checkpoints : public Hook {
   // checkpoint. Throws InvalidArgument that names what does not fit, FileError where there are checkpoints
   // and none verifies; nothing was changed then.
   std::optional<int64_t> load_newest();
+  // The same for the checkpoint of one step. Throws InvalidArgument where there is none, FileError where it
+  // does not verify. Newer ones stay until this run saves their steps, and replaces them.
+  void load_step(int64_t step);
+  // The steps of the checkpoints that verify, newest first; of those whose parameters are finite, if any are.
+  // Reads all of them. All ranks call it together.
+  std::vector<int64_t> saved_steps() const;
 
  private:
   void check_folder();
+  std::optional<int64_t> load_from(const std::function<std::string()>& find);
   void remember_versions();
   void check_frozen();
   void begin_save();

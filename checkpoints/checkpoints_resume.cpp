@@ -1,5 +1,6 @@
-// How Checkpoints loads the newest checkpoint, on all ranks or on none.
+// How Checkpoints loads the newest checkpoint, or another one, on all ranks or on none.
 #include <cstdio>
+#include <sstream>
 #include <utility>
 
 #include <pacer/checkpoints/checkpoints.h>
@@ -13,7 +14,28 @@
 namespace pacer {
 
 std::optional<int64_t> Checkpoints::load_newest() {
-  require(parts_ != nullptr, "Checkpoints::load_newest needs the hook in a Session; call session.use first");
+  return load_from([this] { return detail::find_newest(options_.folder()); });
+}
+
+void Checkpoints::load_step(int64_t step) {
+  load_from([&] { return detail::find_step(options_.folder(), step); });
+}
+
+std::vector<int64_t> Checkpoints::saved_steps() const {
+  require(parts_ != nullptr, "Checkpoints::saved_steps needs the hook in a Session; call session.use first");
+  std::string steps = on_all_ranks_or_none("look for checkpoints", [&] {
+                        return parts_->world().rank() == 0 ? detail::list_steps(options_.folder()) : "";
+                      }).front();
+  std::vector<int64_t> numbers;
+  std::istringstream in(std::move(steps));
+  for (int64_t step = 0; in >> step;) numbers.push_back(step);
+  return numbers;
+}
+
+// `find` is asked on rank 0 alone; an empty folder is none.
+std::optional<int64_t> Checkpoints::load_from(const std::function<std::string()>& find) {
+  require(parts_ != nullptr,
+          "Checkpoints::load_newest and load_step need the hook in a Session; call session.use first");
   Communicator& world = parts_->world();
   require(!parts_->sharded_state || !parts_->sharded_state->keeps_parts(),
           "a checkpoint is loaded before ranks keep parts of the parameters; call session.resume() before "
@@ -22,10 +44,9 @@ std::optional<int64_t> Checkpoints::load_newest() {
   status.intent = Intent::load;
   if (world.world_size() > 1) StatusExchange(world, status).wait();
   complete_save();
-  const std::string folder =
-      on_all_ranks_or_none("find a checkpoint", [&] {
-        return world.rank() == 0 ? detail::find_newest(options_.folder()) : std::string();
-      }).front();
+  const std::string folder = on_all_ranks_or_none("find a checkpoint", [&] {
+                               return world.rank() == 0 ? find() : std::string();
+                             }).front();
   folder_is_checked_ = folder_is_checked_ || !folder.empty();
   if (folder.empty() && world.rank() == 0) {
     std::fprintf(stderr, "pacer: there is no checkpoint in %s; the run begins at step 0\n",

@@ -137,9 +137,11 @@ class SessionParts {
   ShardedState* sharded_state = nullptr;
   // What 8-bit layers record while passes run; null where there are none (Precision).
   std::shared_ptr<Fp8Scaling> fp8_scaling;
-  // Loads the newest checkpoint and returns its step; nothing where there is none. Empty where no hook loads
-  // any (Checkpoints).
-  std::function<std::optional<int64_t>()> load_newest;
+  // Loads the newest checkpoint, or the one of a step, and returns its step; nothing where there is none.
+  // Empty where no hook loads any (Checkpoints).
+  std::function<std::optional<int64_t>(std::optional<int64_t> step)> load_checkpoint;
+  // The steps that it could load, newest first; on all ranks alike.
+  std::function<std::vector<int64_t>()> saved_steps;
   // Whether this rank asks all to stop after the step it is in; nothing where no hook ever asks.
   std::function<bool()> asks_to_stop;
   // What a failed load could not put back, because memory was short: see put_session_back in

@@ -57,6 +57,9 @@ enum class ResumedRates {
 struct ResumeOptions {
   ResumeOptions() = default;
   TORCH_ARG(ResumedRates, learning_rates) = ResumedRates::checkpoint;
+  // The step to go on from, one of Session::saved_steps(); none: that of the newest checkpoint. Newer
+  // checkpoints stay where they are until this run saves their steps.
+  TORCH_ARG(std::optional<int64_t>, step) = std::nullopt;
 };
 
 class Session {
@@ -107,6 +110,9 @@ class Session {
   // stderr, with what it passed over. Returns the step it continues from. Throws, changing nothing, where
   // that checkpoint does not fit this model, optimizer or these hooks.
   std::optional<int64_t> resume(const ResumeOptions& options = {});
+  // The steps that it could continue from, newest first. It reads every checkpoint and compares its checksums;
+  // of those whose parameters are finite it names these alone. On all ranks together, before the first begin.
+  std::vector<int64_t> saved_steps();
 
   // A micro-step begins: hooks cut the batch, its tensors go to the parameters' device without waiting, gates
   // are drawn, autocast starts. Counts as tokens: batch x sequence where the first tensor holds integers in
@@ -208,6 +214,7 @@ class Session {
   void set_base_rates(const std::vector<double>& rates);
   void add(std::shared_ptr<Hook> hook);
   void start();
+  bool is_before_begin() const;
   void arrange();
   void start_training();
   void begin_training();

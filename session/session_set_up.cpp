@@ -184,13 +184,25 @@ void Session::set_base_rates(const std::vector<double>& rates) {
   for (size_t g = 0; g < rates.size(); ++g) parts_.optimizer().param_groups()[g].options().set_lr(rates[g]);
 }
 
+std::vector<int64_t> Session::saved_steps() {
+  require(parts_.saved_steps != nullptr,
+          "Session::saved_steps needs a Checkpoints hook; add it with use() first");
+  require(is_before_begin(), "Session::saved_steps belongs before the first begin");
+  start();
+  return parts_.saved_steps();
+}
+
+bool Session::is_before_begin() const {
+  return parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_;
+}
+
 std::optional<int64_t> Session::resume(const ResumeOptions& options) {
-  require(parts_.load_newest != nullptr, "Session::resume needs a Checkpoints hook; add it with use() first");
-  require(parts_.progress.step == 0 && parts_.progress.micro_step == 0 && !in_forward_ && !in_backward_,
-          "Session::resume belongs before the first begin");
+  require(parts_.load_checkpoint != nullptr,
+          "Session::resume needs a Checkpoints hook; add it with use() first");
+  require(is_before_begin(), "Session::resume belongs before the first begin");
   start();
   const std::vector<double> of_program = base_rates();
-  const std::optional<int64_t> step = parts_.load_newest();
+  const std::optional<int64_t> step = parts_.load_checkpoint(options.step());
   const std::vector<double> saved = base_rates();
   if (!step || saved == of_program) return step;
   require(saved.size() == of_program.size(), "the program has learning rates of ", of_program.size(),

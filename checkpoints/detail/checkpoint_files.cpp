@@ -207,6 +207,30 @@ std::string find_newest(const std::string& root) {
   return newest.checkpoint ? newest.checkpoint->folder : "";
 }
 
+std::string find_step(const std::string& root, int64_t step) {
+  std::string steps;
+  for (const CheckpointInfo& each : list_checkpoints(root)) {
+    if (each.step == step) return each.folder;
+    steps = concatenate(each.step, steps.empty() ? "" : ", ", steps);
+  }
+  throw InvalidArgument(concatenate("there is no checkpoint of step ", step, " in ", root,
+                                    steps.empty() ? ", nor any other" : ", but of these steps: ", steps));
+}
+
+std::string list_steps(const std::string& root) {
+  std::string finite, others;
+  for (const CheckpointInfo& each : list_checkpoints(root)) {
+    try {
+      const CheckpointManifest manifest = verify_checkpoint(each.folder);
+      std::string& steps = manifest.is_finite ? finite : others;
+      steps += concatenate(each.step, ' ');
+    } catch (const FileError& error) {
+      std::fprintf(stderr, "pacer: passed over the checkpoint %s: %s\n", each.folder.c_str(), error.what());
+    }
+  }
+  return finite.empty() ? others : finite;
+}
+
 TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   const Communicator& world = parts.world();
   const CheckpointManifest manifest = read_manifest(folder);

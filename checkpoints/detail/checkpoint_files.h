@@ -49,6 +49,13 @@ std::string fingerprint_of(const NamedTensors& tensors);
 // stderr what it passed over. FileError where there are checkpoints and none verifies.
 std::string find_newest(const std::string& root);
 
+// The folder of the checkpoint of that step. InvalidArgument where there is none.
+std::string find_step(const std::string& root, int64_t step);
+
+// The steps of Checkpoints::saved_steps as numbers with spaces between them. Says on stderr what it passed
+// over.
+std::string list_steps(const std::string& root);
+
 // What this rank goes on from; with another number of ranks than those that saved it, its part of what they
 // had.
 TrainingState read_state(const SessionParts& parts, const std::string& folder);

@@ -15,14 +15,25 @@ namespace {
 
 constexpr int64_t kMultiple = 16;  // of sizes
 
+// As scaled_product, of decoded values: in fp32, rounded once.
+at::Tensor decoded_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& factor,
+                           at::ScalarType dtype, const at::Tensor& bias) {
+  at::Tensor product = at::mm(a.to(at::kFloat), b.to(at::kFloat).t()).mul_(factor);
+  if (bias.defined()) product.add_(bias);
+  return product.to(dtype);
+}
+
 // a [m, k] times b [n, k] transposed, both row by row.
 at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kernels::Fp8Format a_format,
                           const at::Tensor& b, const at::Tensor& b_inverse, at::ScalarType dtype,
                           const at::Tensor& bias, bool fast) {
   const at::ScalarType of_a = a_format == kernels::Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  const at::Tensor a_values = a.view(of_a), b_values = b.view(at::kFloat8_e4m3fn);
+  // LibTorch multiplies 8-bit floats on few CPUs, and on the others by a loop for reference.
+  if (a.is_cpu()) return decoded_product(a_values, b_values, a_inverse * b_inverse, dtype, bias);
   std::optional<at::Tensor> added;
   if (bias.defined()) added = bias;
-  return at::_scaled_mm(a.view(of_a), b.view(at::kFloat8_e4m3fn).t(), a_inverse, b_inverse, added,
+  return at::_scaled_mm(a_values, b_values.t(), a_inverse, b_inverse, added,
                         /*scale_result=*/std::nullopt, dtype, fast);
 }
 

@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/no_waiting.h"
 #include "support/optimizers/contract.h"
+#include "support/session/hook_pairs.h"
 #include "support/session/small_run.h"
 #include "support/temporary_folder.h"
 

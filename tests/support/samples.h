@@ -18,14 +18,14 @@ inline bool is_switched_on(const char* variable) {
 inline bool wants_long_tests() { return is_switched_on("PACER_TEST_LONG"); }
 inline bool wants_small_tests() { return is_switched_on("PACER_TEST_SMALL"); }
 
-// Of things that take turns, every n-th; with PACER_TEST_LONG=1 all.
+// Of things that take turns, every n-th, from the one of that place on; with PACER_TEST_LONG=1 all.
 class Turns {
  public:
-  explicit Turns(int n) : n_(n) {}
+  explicit Turns(int n, int first = 0) : n_(n), turn_(n - first) {}
   bool is_next() { return turn_++ % n_ == 0 || wants_long_tests(); }
 
  private:
-  int n_, turn_ = 0;
+  int n_, turn_;
 };
 
 // SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).

@@ -42,8 +42,8 @@ using OptimizerMaker = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const NamedParameters&, const std::shared_ptr<Communicator>&)>;
 
 struct RegisteredOptimizer {
-  std::string name;
-  bool is_own;  // one of pacer's
+  std::string name;  // its class, and behind a space what sets a form of its rule apart
+  bool is_own;       // one of pacer's
   OptimizerMaker make;
   at::ScalarType dtype = at::kFloat;  // of the parameters
   bool has_ranks = false;   // it exchanges more than gradients, so that ranks differ from one process
@@ -65,12 +65,15 @@ std::vector<torch::optim::OptimizerParamGroup> two_groups(const NamedParameters&
 }
 
 template <class Optimizer, class Options>
-OptimizerMaker making(const Options& options, const Options& of_vectors) {
-  return [options, of_vectors](
-             const NamedParameters& parameters,
+OptimizerMaker making(const Options& options, const Options& of_vectors, const Options& defaults) {
+  return [=](const NamedParameters& parameters,
              const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
-    return std::make_unique<Optimizer>(two_groups(parameters, options, of_vectors), options);
+    return std::make_unique<Optimizer>(two_groups(parameters, options, of_vectors), defaults);
   };
+}
+template <class Optimizer, class Options>
+OptimizerMaker making(const Options& options, const Options& of_vectors) {
+  return making<Optimizer>(options, of_vectors, options);
 }
 // Vectors without weight decay.
 template <class Optimizer, class Options>
@@ -118,6 +121,8 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
   const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
   const auto sgd = FusedSgdOptions(0.01).momentum(0.9).dampening(0.2).weight_decay(0.1).finite_check(true);
+  // The default of the optimizer, too: since LibTorch 2.12 a group takes it for what it has not set.
+  const auto sgd_alone = FusedSgdOptions(sgd).momentum(0);
   const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
   const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
   using namespace torch::optim;
@@ -140,7 +145,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making<FusedSgd>(FusedSgdOptions(sgd).dampening(0).nesterov(true)), at::kBFloat16},
       {"FusedSgd maximize", true, making<FusedSgd>(FusedSgdOptions(sgd).maximize(true))},
       // Vectors without a momentum, so that some parameters have a state without tensors.
-      {"FusedSgd of two kinds", true, making<FusedSgd>(sgd, FusedSgdOptions(sgd).momentum(0))},
+      {"FusedSgd of two kinds", true, making<FusedSgd>(sgd, sgd_alone, sgd_alone)},
       {"FusedSgd bf16 stochastic", true,
        making<FusedSgd>(
            FusedSgdOptions(sgd).master_weights(MasterWeights::none).rounding(Rounding::stochastic)),
@@ -345,31 +350,6 @@ inline std::vector<RegisteredHook> adapted_models() {
           {"adapters over 4 bits", "layers", false, no_hook, false, false, adapted(true, false)},
           // fp32 adapters over 16 and 4 bits, as fine-tuning has them
           {"adapters over bf16 and 4 bits", "layers", false, no_hook, false, false, adapted(true, true)}};
-}
-
-// Each hook by itself, and every two that may be used together.
-inline std::vector<std::vector<RegisteredHook>> hooks_and_pairs() {
-  const auto hooks = all_hooks();
-  std::vector<std::vector<RegisteredHook>> chosen;
-  for (size_t a = 0; a < hooks.size(); ++a) {
-    chosen.push_back({hooks[a]});
-    for (size_t b = a + 1; b < hooks.size(); ++b) {
-      if (hooks[a].kind != hooks[b].kind) chosen.push_back({hooks[a], hooks[b]});
-    }
-  }
-  return chosen;
-}
-// Whether a rank does with them what one process does not that takes the shards of all ranks: it has a part of
-// the sampler's data, or drops rows of its own.
-inline bool differ_by_rank(const std::vector<RegisteredHook>& hooks) {
-  return std::any_of(hooks.begin(), hooks.end(), [](const RegisteredHook& hook) {
-    return hook.kind == "sampler" || hook.name == "layer drop by sample";
-  });
-}
-inline std::string names_of(const std::vector<RegisteredHook>& hooks) {
-  std::string names;
-  for (const RegisteredHook& hook : hooks) names += (names.empty() ? "" : " with ") + hook.name;
-  return names;
 }
 
 }  // namespace pacer::testing

@@ -11,6 +11,7 @@
 #include "support/message_of.h"
 #include "support/parallel/shard_reference.h"
 #include "support/parallel/shard_runs.h"
+#include "support/session/hook_pairs.h"
 #include "support/session/mistakes.h"
 #include "support/temporary_folder.h"
 

@@ -86,6 +86,14 @@ std::vector<Misfit> misfits() {
   return cases;
 }
 
+// Whether the state of that parameter has more than a count: without a momentum FusedSgd keeps nothing that has a
+// shape or a dtype.
+bool has_tensors(const NamedTensors& state, const std::string& name) {
+  return std::any_of(state.begin(), state.end(), [&](const auto& item) {
+    return item.first.compare(0, name.size() + 1, name + "/") == 0 && item.first != name + "/step";
+  });
+}
+
 }  // namespace
 
 TEST_CASE("R4: permuted parameters get the state of their names", "[session][resume]") {
@@ -134,6 +142,8 @@ TEST_CASE("R4: parameters that do not fit are named and nothing is loaded", "[se
       if (contains(misfit.what, "bf16")) continue;  // may have the same state as fp32: see the next case
       auto& own = dynamic_cast<SessionOptimizer&>(*target.optimizer);
       const detail::TrainingState state = source.state();
+      const bool is_of_values = contains(misfit.what, "shape") || contains(misfit.what, "fp64");
+      if (is_of_values && !has_tensors(state.optimizer, misfit.names.front())) continue;
       const std::string alone = refusal([&] { own.import_states(state.optimizer, state.rank_optimizer); });
       for (const std::string& name : misfit.names)
         CHECK((contains(alone, name) || contains(alone, "renamed")));

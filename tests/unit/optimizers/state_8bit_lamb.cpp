@@ -80,7 +80,7 @@ TEST_CASE("a LAMB step in 8 bits whose moments have codes of their own is that i
   run.parameters[0].mutable_grad() = sign.clone();
   run.optimizer.step();
   // m = .5 g and v = .25 g^2, corrected by .5 and .25: u = g, of norm sqrt(40) beside 2 sqrt(40).
-  CHECK(run.optimizer.trust_ratio(run.parameters[0]) == Approx(2));
+  CHECK(run.optimizer.trust_ratio(run.parameters[0]) == Catch::Approx(2));
   CHECK(distance(run.parameters[0], 2 - 0.5 * sign) < 1e-6);
   CHECK(run.state().exp_avg().equal((127 * sign).to(at::kChar)));
   CHECK(run.state().exp_avg_sq().equal(torch::full({40}, 255, at::kByte)));
@@ -124,7 +124,7 @@ TEST_CASE("200 LAMB steps in 8 bits end where those in 32 bits do", "[fused_lamb
                            << (wide_values - narrow_values).square().mean().sqrt().item<double>()
                            << ", ratios " << ratio << " and " << other_ratio);
   CHECK(narrow < 1.02 * wide);
-  CHECK(other_ratio == Approx(ratio).epsilon(0.3));
+  CHECK(other_ratio == Catch::Approx(ratio).epsilon(0.3));
   // A step is the rate times the ratio, times an update whose elements are below 1 by and large.
   CHECK((wide_values - narrow_values).square().mean().sqrt().item<double>() < 0.7 * 0.03 * ratio);
 }

@@ -9,6 +9,7 @@
 #include "support/optimizers/onebit_refusals.h"
 #include "support/parallel/shard_runs.h"
 #include "support/parallel/shards_onebit_runs.h"
+#include "support/samples.h"
 
 namespace pacer::testing::shards_onebit {
 
@@ -37,9 +38,12 @@ TEMPLATE_TEST_CASE("ranks of a node that share a 1-bit optimizer have the bits o
 // Where each rank is a node, with any tensors.
 TEST_CASE("every hook goes with a 1-bit optimizer on nodes of one rank as with DataParallel, to the bit",
           "[shards][nodes][onebit_adam][onebit_lamb][session]") {
+  int first = 0;
   for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
+    Turns turns(2, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
+        if (!turns.is_next()) continue;
         CAPTURE(optimizer.name, hook.name, shards::name_of(what));
         // Over ranks first and over micro-steps then.
         if (what != Sharded::state && hook.kind == "accumulation") continue;
@@ -82,9 +86,12 @@ TEMPLATE_TEST_CASE("so they have with 16-bit parameters, micro-steps and a freez
 
 TEST_CASE("every hook goes with a 1-bit optimizer that the ranks of a node share",
           "[shards][nodes][onebit_adam][onebit_lamb][session]") {
+  int first = 0;
   for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
+    Turns turns(2, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
+        if (!turns.is_next()) continue;
         CAPTURE(optimizer.name, hook.name, shards::name_of(what));
         shards::Runs runs = shards::runs_of(optimizer, {hook}, 4, shards::sharded(what, ShardGroup::node), 2);
         for (int step = 0; step < 8; ++step) REQUIRE(shards::step_all(runs) == "");

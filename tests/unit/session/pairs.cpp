@@ -6,6 +6,7 @@
 
 #include "support/catch.h"
 #include "support/samples.h"
+#include "support/session/hook_pairs.h"
 #include "support/session/small_run.h"
 
 namespace pacer::testing {
@@ -16,15 +17,16 @@ void for_each_pair(const F& f) {
   for (const auto& hooks : hooks_and_pairs()) f(hooks, names_of(hooks));
 }
 
-// Every optimizer with every hook by itself, and every pair of hooks with one in 16 optimizers, which
-// take turns. In a long run every pair with every optimizer.
+// Every rule with every hook by itself, its other forms with one in 4 hooks, and every pair of hooks with one in
+// 32 optimizers, each from another one on.
 template <class F>
 void for_each_optimizer_and_pair(const F& f) {
-  size_t turn = 0;
+  int first = 0;
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    size_t which = turn++;
+    Turns alone(is_form(optimizer) ? 4 : 1, first % 4), together(32, first % 32);
+    ++first;
     for_each_pair([&](const std::vector<RegisteredHook>& hooks, const std::string& name) {
-      if (hooks.size() == 1 || which++ % 16 == 0 || wants_long_tests()) f(optimizer, hooks, name);
+      if ((hooks.size() == 1 ? alone : together).is_next()) f(optimizer, hooks, name);
     });
   }
 }
