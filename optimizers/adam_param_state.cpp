@@ -67,6 +67,14 @@ const char* FusedSgdParamState::saved_name(const char* field) const {
   return field == std::string_view("exp_avg") ? "momentum_buffer" : field;
 }
 
+const char* FusedRmspropParamState::saved_name(const char* field) const {
+  const std::string_view name = field;
+  return name == "exp_avg"          ? "square_avg"
+         : name == "exp_avg_sq"     ? "momentum_buffer"
+         : name == "max_exp_avg_sq" ? "grad_avg"
+                                    : field;
+}
+
 kernels::AverageWeights FusedAdamStateFields::average() const {
   const auto clock = averages() ? this->clock() : nullptr;
   return clock ? clock->read().average : average_;

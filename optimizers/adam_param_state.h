@@ -130,6 +130,15 @@ struct FusedSgdParamState : public CloneableStateFields<FusedSgdParamState> {
   const char* saved_name(const char* field) const override;
   bool may_lack_step() const override { return true; }
 };
+// exp_avg is the mean of squares, exp_avg_sq the momentum buffer, undefined where the momentum is 0, and max_exp_avg_sq the mean
+// of gradients, undefined where the rule is not centered: in this order torch::optim::RMSpropParamState has them.
+struct FusedRmspropParamState : public CloneableStateFields<FusedRmspropParamState> {
+  // The three by their names in torch.
+  const torch::Tensor& square_avg() const noexcept { return exp_avg(); }
+  const torch::Tensor& momentum_buffer() const noexcept { return exp_avg_sq(); }
+  const torch::Tensor& grad_avg() const noexcept { return max_exp_avg_sq(); }
+  const char* saved_name(const char* field) const override;
+};
 // max_exp_avg_sq stays undefined, and exp_avg_sq where the group's options say orthogonalize: exp_avg is Muon's
 // momentum then.
 struct MuonParamState : public CloneableStateFields<MuonParamState> {};

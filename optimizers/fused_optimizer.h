@@ -23,7 +23,8 @@ struct OptimizerView;
 struct PendingState;
 }  // namespace detail
 
-// What FusedAdam, FusedAdamW, FusedLamb, FusedSgd, OwnRuleOptimizer and the 1-bit optimizers share. Not used directly.
+// What FusedAdam, FusedAdamW, FusedLamb, FusedSgd, FusedRmsprop, OwnRuleOptimizer and the 1-bit optimizers share. Not
+// used directly.
 class FusedOptimizer : public SessionOptimizer {
  public:
   FusedOptimizer(FusedOptimizer&&) noexcept;
@@ -35,9 +36,9 @@ class FusedOptimizer : public SessionOptimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what
-  // torch's options lack; without options it takes the defaults. FusedAdam, FusedAdamW and FusedSgd take from the
-  // defaults, too, what the options leave as their constructor made it, where torch's optimizers do so: from
-  // LibTorch 2.12 on. Names must differ from those of all other parameters. Call this function and not that
+  // torch's options lack; without options it takes the defaults. FusedAdam, FusedAdamW, FusedSgd and
+  // FusedRmsprop take from the defaults, too, what the options leave as their constructor made it, where torch's
+  // optimizers do so: from LibTorch 2.12 on. Names must differ from those of all other parameters. Call this function and not that
   // of torch::optim::Optimizer, which is not virtual and drops the options from LibTorch 2.12 on.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
@@ -46,9 +47,9 @@ class FusedOptimizer : public SessionOptimizer {
   // Waits for the device on a GPU.
   int64_t skipped_steps() const override;
 
-  // The archive layout of LibTorch's optimizers, with more keys: FusedAdam, FusedAdamW and FusedSgd load files of
-  // torch's Adam, AdamW and SGD as they are, and keep their own values of what such a file lacks. A load is
-  // checked completely first; one that fails changes nothing.
+  // The archive layout of LibTorch's optimizers, with more keys: FusedAdam, FusedAdamW, FusedSgd and FusedRmsprop
+  // load files of torch's Adam, AdamW, SGD and RMSprop as they are, and keep their own values of what such a file
+  // lacks. A load is checked completely first; one that fails changes nothing.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

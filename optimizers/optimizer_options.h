@@ -43,7 +43,7 @@ struct OptimizerOptionsOf : public torch::optim::OptimizerCloneableOptions<Own> 
   PACER_OPTION(betas_t, betas) = std::make_tuple(0.9, 0.999);
   // Added to the denominator, outside the square root, >= 0.
   PACER_OPTION(double, eps) = 1e-8;
-  // How strongly a step pulls parameters to zero, >= 0. Adam and SGD add weight_decay * parameter to the gradient
+  // How strongly a step pulls parameters to zero, >= 0. Adam, SGD and RMSprop add weight_decay * parameter to the gradient
   // (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB add it to the update,
   // before the trust ratio scales that. Schedule-Free AdamW adds it to the update at the weights of training.
   PACER_OPTION(double, weight_decay) = 0;

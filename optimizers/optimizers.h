@@ -6,6 +6,7 @@
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/fused_optimizer.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/gradient_guard.h>
 #include <pacer/optimizers/lamb_options.h>
@@ -23,6 +24,7 @@
 #include <pacer/optimizers/optimizer_options.h>
 #include <pacer/optimizers/own_rule.h>
 #include <pacer/optimizers/paging.h>
+#include <pacer/optimizers/rmsprop_options.h>
 #include <pacer/optimizers/schedule_free.h>
 #include <pacer/optimizers/schedule_free_options.h>
 #include <pacer/optimizers/session_optimizer.h>

@@ -1,6 +1,7 @@
 // What every options struct does with its fields, from their tables.
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <pacer/optimizers/detail/option_visitors.h>
@@ -44,6 +45,20 @@ void FusedSgdOptions::serialize(torch::serialize::OutputArchive& archive) const 
 }
 
 bool operator==(const FusedSgdOptions& left, const FusedSgdOptions& right) {
+  return detail::equal_options(left, right);
+}
+
+void FusedRmspropOptions::take(const torch::optim::RMSpropOptions& torch) {
+  lr(torch.lr()).alpha(torch.alpha()).eps(torch.eps()).weight_decay(torch.weight_decay());
+  momentum(torch.momentum()).centered(torch.centered());
+}
+void FusedRmspropOptions::serialize(torch::serialize::InputArchive& archive) {
+  detail::read_options(*this, archive);
+}
+void FusedRmspropOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  detail::write_options(*this, archive);
+}
+bool operator==(const FusedRmspropOptions& left, const FusedRmspropOptions& right) {
   return detail::equal_options(left, right);
 }
 

@@ -15,8 +15,8 @@
 
 namespace pacer {
 
-// What paged() of FusedAdamOptions, FusedAdamWOptions, FusedLambOptions and FusedSgdOptions takes. It is about the optimizer
-// as a whole: it is taken from the options that the optimizer is made with, is neither saved nor compared
+// What paged() of FusedAdamOptions, FusedAdamWOptions, FusedLambOptions, FusedSgdOptions and FusedRmspropOptions takes. It
+// is about the optimizer as a whole: it is taken from the options that the optimizer is made with, is neither saved nor compared
 // between ranks, and a group's own options may only repeat it.
 struct Paging {
   // Bytes of state that stay on the GPU between steps, so that they need no copies: whole tensors in the

@@ -82,9 +82,9 @@ void Shards::attach(SessionParts& parts) {
   const std::string reason =
       optimizer ? optimizer->unshared_reason(over_nodes ? GradientScope::node : GradientScope::world)
                 : "it updates whole parameters";
-  require(
-      reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
-      "; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd or Muon, or DataParallel in place of Shards");
+  require(reason.empty(), "Shards cannot share out the work of this optimizer, because ", reason,
+          "; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd, FusedRmsprop or Muon, or DataParallel in "
+          "place of Shards");
   for (const Blocks& blocks : stacks_) detail::require_in_model(parts.model(), *blocks, "Shards");
   GradientExchange::attach(parts);
   require(!over_nodes || parts.world().ranks_per_node() > 0,

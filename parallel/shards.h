@@ -17,8 +17,8 @@
 // sharded or not, resumes them.
 //
 // Between backward and step the gradients are nowhere whole, so parameter.grad() is empty: to clip them use
-// GradientClipping. The optimizer must be FusedAdam, FusedAdamW, FusedLamb or FusedSgd; over nodes also a 1-bit
-// optimizer that is hierarchical.
+// GradientClipping. The optimizer must be FusedAdam, FusedAdamW, FusedLamb, FusedSgd or FusedRmsprop; over
+// nodes also a 1-bit optimizer that is hierarchical.
 //
 // With Blocks, from the first begin() on, a parameter has its values while its block runs, and all others
 // (embeddings, head: what is in no block, or in several) between begin and the end of backward, and in

@@ -17,6 +17,7 @@
 #include <pacer/optimizers/detail/state_fields.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
@@ -151,6 +152,9 @@ std::unique_ptr<Rule> rule_named(const std::string& name, const Numbers& numbers
   }
   if (name == "FusedSgd") {
     return make(RuleOf<FusedSgd, FusedSgdOptions, FusedSgdParamState>(numbers, choices, world));
+  }
+  if (name == "FusedRmsprop") {
+    return make(RuleOf<FusedRmsprop, FusedRmspropOptions, FusedRmspropParamState>(numbers, choices, world));
   }
   if (name == "Muon") {
     return make(RuleOf<Muon, MuonOptions, MuonParamState>(numbers, choices, world));

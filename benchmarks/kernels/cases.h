@@ -25,7 +25,8 @@ enum class Work {
   lamb,       // fp32
   fp32_8bit,  // moments in 8 bits
   bf16_remainder_8bit,
-  sgd,  // with momentum, fp32
+  sgd,      // with momentum, fp32
+  rmsprop,  // with momentum, fp32
 };
 
 struct WorkFacts {

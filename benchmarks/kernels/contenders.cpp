@@ -3,12 +3,14 @@
 #include <memory>
 
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 
 namespace bench::kernels {
@@ -103,6 +105,18 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device) {
             {"_fused_sgd_", "at::_fused_sgd_: what fused=True does in Python", tolerance, make_fused_sgd},
             {"torch::optim", "torch::optim::SGD::step() of C++", tolerance,
              [options](const ModelData& data) { return make_optimizer<torch::optim::SGD>(data, options); }}};
+  }
+  if (work == Work::rmsprop) {
+    const auto options = torch::optim::RMSpropOptions(kSettings.lr)
+                             .weight_decay(kSettings.weight_decay)
+                             .momentum(kSgdMomentum);
+    return {
+        {"pacer", "pacer::FusedRmsprop::step()", tolerance,
+         [options](const ModelData& data) {
+           return make_optimizer<pacer::FusedRmsprop>(data, pacer::FusedRmspropOptions(options));
+         }},
+        {"torch::optim", "torch::optim::RMSprop::step() of C++", tolerance,
+         [options](const ModelData& data) { return make_optimizer<torch::optim::RMSprop>(data, options); }}};
   }
   std::vector<ContenderPlan> plans;
   const auto add = [&](const char* name, const char* meaning,

@@ -16,6 +16,7 @@ const std::vector<Part> kOptimizers = {
     {"FusedAdamW", "", "Adam with decoupled weight decay, one kernel for all tensors"},
     {"FusedLamb", "", "LAMB for large batches: a trust ratio for each tensor"},
     {"FusedSgd", "", "SGD with momentum, one kernel for all tensors"},
+    {"FusedRmsprop", "", "RMSprop, also centered and with momentum, one kernel for all tensors"},
     {"Muon", "", "Muon for hidden matrices, AdamW for the rest"},
     {"ScheduleFreeAdamW", "", "AdamW without a schedule: what is evaluated is an average of the weights"},
     {"OneBitAdam", "", "AdamW whose momentum travels as signs, for many ranks or slow networks"},

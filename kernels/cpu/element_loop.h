@@ -132,11 +132,10 @@ void step_tile(const Tile& tile, const AdamTensor& tensor, const void* gradient,
   }
 }
 
-// What adam_cpu does, with another rule. Throws InvalidArgument where the tensors lack its second moment.
+// What adam_cpu does, with another rule of pacer's. Throws InvalidArgument where the tensors lack its second moment.
 template <class Rule>
-void elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors,
-                  const AdamGradient* gradients, const StepScalars* scalars) {
-  static_assert(!Rule::kMaxMoment, "amsgrad is an option of Adam alone; set kMaxMoment to false");
+void all_elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors,
+                      const AdamGradient* gradients, const StepScalars* scalars) {
   const AdamGradient& gradient = gradients[tile.tensor];
   if (gradient.gradient == nullptr) return;
   require(!Rule::kSecondMoment || tensors[tile.tensor].exp_avg_sq != nullptr,
@@ -149,6 +148,14 @@ void elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors
     if (of_step.skip) return;
     step_tile<Rule, storage()>(tile, tensors[tile.tensor], gradient.gradient, of_step);
   });
+}
+
+// The same with any rule, whose options are common ones.
+template <class Rule>
+void elements_cpu(AdamLaunch launch, const Tile& tile, const AdamTensor* tensors,
+                  const AdamGradient* gradients, const StepScalars* scalars) {
+  static_assert(!Rule::kMaxMoment, "amsgrad is an option of Adam alone; set kMaxMoment to false");
+  all_elements_cpu<Rule>(launch, tile, tensors, gradients, scalars);
 }
 
 }  // namespace pacer::kernels

@@ -16,6 +16,7 @@
 #include <pacer/kernels/onebit.h>
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/kernels/onebit_lamb.h>
+#include <pacer/kernels/rmsprop.h>
 #include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 
@@ -75,6 +76,22 @@ void cautious_muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, 
 }
 void muon_update_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
                       const StepScalars*, Stream) {
+  refuse();
+}
+void rmsprop_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,
+                  Stream) {
+  refuse();
+}
+void rmsprop_momentum_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                           const StepScalars*, Stream) {
+  refuse();
+}
+void centered_rmsprop_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                           const StepScalars*, Stream) {
+  refuse();
+}
+void centered_rmsprop_momentum_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
+                                    const StepScalars*, Stream) {
   refuse();
 }
 void sgd_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*, const StepScalars*,

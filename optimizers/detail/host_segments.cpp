@@ -41,7 +41,7 @@ uint64_t HostSegments::versions() const {
 
 // A segment from memory of its own, whose tensors keep that memory alive.
 HostSegments::Segment HostSegments::make_segment(const ParameterEntry& like, int64_t elements) {
-  Segment segment{like.storage, like.amsgrad, elements, {}};
+  Segment segment{like.storage, like.has_second_moment, like.amsgrad, elements, {}};
   std::vector<std::pair<const StateField*, at::ScalarType>> needed;
   int64_t bytes_each = 0;
   for (const StateField& field : kStateFields) {
@@ -66,7 +66,7 @@ HostSegments::Segment HostSegments::make_segment(const ParameterEntry& like, int
 bool HostSegments::find_place(ParameterEntry& entry) const {
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& segment = segments_[s];
-    if (segment.storage != entry.storage || segment.amsgrad != entry.amsgrad) continue;
+    if (kind_of(segment) != kind_of(entry)) continue;
     const at::Tensor& first = (entry.state->*segment.fields.front().field->read)();
     if (!first.defined()) return false;
     const int64_t offset = first.storage_offset();
@@ -84,14 +84,14 @@ bool HostSegments::find_place(ParameterEntry& entry) const {
 
 void HostSegments::place(std::vector<ParameterEntry>& entries) {
   std::set<std::pair<size_t, int64_t>> taken;  // two entries with the same state tensors get each their own
-  std::map<std::pair<kernels::AdamStorage, bool>, std::vector<ParameterEntry*>> without_place;
+  std::map<Kind, std::vector<ParameterEntry*>> without_place;
   std::vector<char> is_used(segments_.size());
   for (ParameterEntry& entry : entries) {
     if (find_place(entry) &&
         (entry.range.count == 0 || taken.emplace(*entry.host_segment, entry.host_offset).second)) {
       is_used[*entry.host_segment] = true;
     } else {
-      without_place[{entry.storage, entry.amsgrad}].push_back(&entry);
+      without_place[kind_of(entry)].push_back(&entry);
     }
   }
   // What no entry uses and nobody else holds can serve again; what somebody holds is only let go of.
@@ -111,21 +111,21 @@ void HostSegments::place(std::vector<ParameterEntry>& entries) {
     if (entry.host_segment) entry.host_segment = new_number[*entry.host_segment];
   }
   segments_ = std::move(kept);
-  std::map<std::pair<kernels::AdamStorage, bool>, int64_t> elements_of;
+  std::map<Kind, int64_t> elements_of;
   for (const auto& [key, members] : without_place) {
     int64_t& elements = elements_of[key];
     for (const ParameterEntry* entry : members) elements += round_up(entry->range.count, kStateAlignment);
     elements = std::max(elements, kStateAlignment);  // all may be empty
   }
   const auto fits = [&](const Segment& segment) {
-    const auto wanted = elements_of.find({segment.storage, segment.amsgrad});
+    const auto wanted = elements_of.find(kind_of(segment));
     return wanted != elements_of.end() && wanted->second == segment.elements;
   };
   free.erase(std::remove_if(free.begin(), free.end(), [&](const Segment& segment) { return !fits(segment); }),
              free.end());
   for (const auto& [key, members] : without_place) {
     const auto same = std::find_if(free.begin(), free.end(), [&, &wanted = key](const Segment& segment) {
-      return segment.storage == wanted.first && segment.amsgrad == wanted.second;
+      return kind_of(segment) == wanted;
     });
     if (same != free.end()) {
       for (HostField& field : same->fields) field.memory.zero_();

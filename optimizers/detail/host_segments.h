@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include <pacer/optimizers/detail/page_device.h>
@@ -41,11 +42,17 @@ class HostSegments final : public StateMemory {
  private:
   struct Segment {
     kernels::AdamStorage storage;
-    bool amsgrad;
+    bool has_second_moment, amsgrad;
     int64_t elements;
     std::vector<HostField> fields;
   };
   Segment make_segment(const ParameterEntry& like, int64_t elements);
+  using Kind = std::tuple<kernels::AdamStorage, bool, bool>;
+  // What has segments of its own, because it has other fields.
+  template <class Like>
+  static Kind kind_of(const Like& like) {
+    return {like.storage, like.has_second_moment, like.amsgrad};
+  }
   bool find_place(ParameterEntry& entry) const;
 
   PageDevice& device_;

@@ -162,13 +162,15 @@ PendingState import_torch_state(const NamedTensors& saved, const OptimizerView& 
     const GroupSettings of_group = own.traits.settings(*pending.options[parameter.group]);
     for (const StateField& field : kStateFields) {
       const bool is_max = field.kind == StateKind::max_moment;
-      const bool is_second = field.kind == StateKind::second_moment || is_max;
-      if (field.kind != StateKind::moment && !(is_second && of_group.has_second_moment)) continue;
+      const bool is_moment = field.kind == StateKind::moment;
+      if (!is_moment && field.kind != StateKind::second_moment && !is_max) continue;
+      const bool must = is_moment || (is_max ? of_group.amsgrad : of_group.has_second_moment);
       const std::string key = prefix + fields.saved_name(field.name), exists = key + "/exists";
+      if (!must && saved.count(exists) == 0) continue;  // torch's has no such tensor
       const bool is_there = require_number<bool>(saved, exists);
       used.insert({key, exists});
-      require(is_there == (!is_max || of_group.amsgrad), "the state to load has ", is_there ? "a" : "no",
-              " \"", key, "\", which does not fit amsgrad of its group");
+      require(is_there == must, "the state to load has ", is_there ? "a" : "no", " \"", key,
+              "\", which does not fit the options of its group");
       if (!is_there) continue;
       const at::Tensor& tensor = require_tensor(saved, key);
       require(tensor.sizes() == parameter.tensor.sizes() && at::isFloatingType(tensor.scalar_type()), "\"",

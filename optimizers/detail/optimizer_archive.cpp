@@ -9,6 +9,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <pacer/core/error.h>
@@ -96,6 +97,10 @@ std::unique_ptr<torch::optim::OptimizerParamState> own_state_of(const OptimizerT
   if constexpr (std::is_same_v<TorchState, torch::optim::SGDParamState>) {
     fields.step(torch.momentum_buffer().defined() ? 1 : 0);  // it counts none; the first one makes the buffer
     fields.exp_avg(take(torch.momentum_buffer()));
+  } else if constexpr (std::is_same_v<TorchState, torch::optim::RMSpropParamState>) {
+    fields.step(torch.step());
+    fields.exp_avg(take(torch.square_avg())).exp_avg_sq(take(torch.momentum_buffer()));
+    fields.max_exp_avg_sq(take(torch.grad_avg()));
   } else {
     fields.step(torch.step());
     fields.exp_avg(take(torch.exp_avg())).exp_avg_sq(take(torch.exp_avg_sq()));
@@ -161,6 +166,9 @@ std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
   if (const auto* sgd = dynamic_cast<const torch::optim::SGDParamState*>(&state)) {
     return own_state_of(traits, *sgd, /*copies=*/false);
   }
+  if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropParamState*>(&state)) {
+    return own_state_of(traits, *rmsprop, /*copies=*/false);
+  }
   return nullptr;
 }
 
@@ -179,7 +187,7 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
     require(state.exp_avg().defined() || !of_group.has_first_moment || !has_begun, "the state of parameter ",
             parameter.in_message(), " lacks a moment (", state.saved_name("exp_avg"), ")", kNothing);
     require(state.exp_avg_sq().defined() || !of_group.has_second_moment, "the state of parameter ",
-            parameter.in_message(), " lacks a moment (exp_avg_sq)", kNothing);
+            parameter.in_message(), " lacks a moment (", state.saved_name("exp_avg_sq"), ")", kNothing);
     const ParameterRange* range = own.range_of(parameter);
     check_state(state, parameter.tensor.sizes(), range ? std::optional(range->count) : std::nullopt,
                 parameter.name);
@@ -291,6 +299,8 @@ template PendingState copy_of_torch_optimizer<torch::optim::AdamParamState>(cons
                                                                             const OptimizerView&);
 template PendingState copy_of_torch_optimizer<torch::optim::AdamWParamState>(const torch::optim::Optimizer&,
                                                                              const OptimizerView&);
+template PendingState copy_of_torch_optimizer<torch::optim::RMSpropParamState>(const torch::optim::Optimizer&,
+                                                                               const OptimizerView&);
 template PendingState copy_of_torch_optimizer<torch::optim::SGDParamState>(const torch::optim::Optimizer&,
                                                                            const OptimizerView&);
 

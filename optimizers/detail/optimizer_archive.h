@@ -39,7 +39,7 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
 // Puts pending state in force; what was, is pending then. Does not throw.
 void commit_pending(PendingState& pending, ParamGroups& groups, ParamStates& states) noexcept;
 
-// A state of torch's Adam, AdamW or SGD as this optimizer's own, which shares its tensors; null where it is none.
+// A state of torch's Adam, AdamW, SGD or RMSprop as this optimizer's own, which shares its tensors; null where it is none.
 std::unique_ptr<torch::optim::OptimizerParamState> adopted_state(
     const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state);
 

@@ -4,9 +4,11 @@
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <pacer/kernels/adam_8bit.h>
+#include <pacer/kernels/rmsprop.h>
 #include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 #include <pacer/optimizers/detail/group_defaults.h>
@@ -74,7 +76,7 @@ void check_options(const char* optimizer, const Options& options) {
   check_ranges(optimizer, options);
   if constexpr (kIsSgd<Options>) {
     check_sgd(optimizer, options);
-  } else if constexpr (!kIsAdam<Options>) {
+  } else if constexpr (!kIsAdam<Options> && kHasBetas<Options>) {
     require(!options.wants_amsgrad(), optimizer,
             ": amsgrad was set, which this optimizer does not have; leave it");
   }
@@ -89,7 +91,7 @@ void check_options(const char* optimizer, const Options& options) {
             ": stochastic rounding is for bf16 parameters without master weights; set "
             "master_weights(MasterWeights::none) as well, or leave rounding at nearest");
     if (options.paged()) check_paging(optimizer, *options.paged());
-    if constexpr (!kIsSgd<Options>) check_state_bits(optimizer, options);
+    if constexpr (kHasBetas<Options>) check_state_bits(optimizer, options);
   }
   if constexpr (kIsLamb<Options>) {
     require(options.max_coeff() >= options.min_coeff(), optimizer,
@@ -114,7 +116,7 @@ void check_options(const char* optimizer, const Options& options) {
 template <class Options>
 kernels::WeightDecay decay_mode(const Options& options) {
   if (options.weight_decay() == 0 || kIsLamb<Options>) return kernels::WeightDecay::none;
-  const bool is_l2 = kIs<FusedAdamOptions, Options> || kIsSgd<Options>;
+  const bool is_l2 = kIs<FusedAdamOptions, Options> || !kHasBetas<Options>;
   return is_l2 ? kernels::WeightDecay::l2 : kernels::WeightDecay::decoupled;
 }
 
@@ -132,6 +134,17 @@ void set_sgd(const FusedSgdOptions& options, GroupSettings& settings) {
                                                                    : SgdMomentum::plain);
 }
 
+void set_rmsprop(const FusedRmspropOptions& options, GroupSettings& settings) {
+  settings.kernel.beta1 = options.momentum();
+  settings.kernel.beta2 = options.alpha();
+  settings.kernel.epsilon = options.eps();
+  settings.kernel.bias_correction = 0;
+  settings.has_second_moment = options.momentum() > 0;
+  settings.amsgrad = options.centered();  // a third tensor
+  settings.maximizes = options.maximize();
+  settings.loops = &kernels::rmsprop_update(settings.has_second_moment, options.centered());
+}
+
 template <class Options>
 GroupSettings settings_of(const Options& options) {
   GroupSettings settings;
@@ -142,6 +155,8 @@ GroupSettings settings_of(const Options& options) {
   settings.master_weights = options.master_weights();
   if constexpr (kIsSgd<Options>) {
     set_sgd(options, settings);
+  } else if constexpr (kIsRmsprop<Options>) {
+    set_rmsprop(options, settings);
   } else {
     kernel.beta1 = std::get<0>(options.betas());
     kernel.beta2 = std::get<1>(options.betas());
@@ -166,7 +181,7 @@ GroupSettings settings_of(const Options& options) {
     settings.rounding = options.rounding();
     settings.paging = options.paged();
   }
-  if constexpr (!kIsOneBit<Options> && !kIsSgd<Options>) {
+  if constexpr (!kIsOneBit<Options> && kHasBetas<Options>) {
     settings.state_bits = options.state_bits();
     if (settings.state_bits == 8 && !kIsLamb<Options>) settings.loops = &kernels::kAdam8BitUpdate;
   }
@@ -199,16 +214,38 @@ GroupSettings settings_of(const Options& options) {
   return settings;
 }
 
+// Torch's optimizer of the same rule: its name, null where there is none, and its options.
+template <class Options>
+struct TorchsOf {
+  static constexpr const char* kName = nullptr;
+};
+template <>
+struct TorchsOf<FusedAdamOptions> {
+  static constexpr const char* kName = "torch::optim::Adam";
+  using type = torch::optim::AdamOptions;
+};
+template <>
+struct TorchsOf<FusedAdamWOptions> {
+  static constexpr const char* kName = "torch::optim::AdamW";
+  using type = torch::optim::AdamWOptions;
+};
+template <>
+struct TorchsOf<FusedSgdOptions> {
+  static constexpr const char* kName = "torch::optim::SGD";
+  using type = torch::optim::SGDOptions;
+};
+template <>
+struct TorchsOf<FusedRmspropOptions> {
+  static constexpr const char* kName = "torch::optim::RMSprop";
+  using type = torch::optim::RMSpropOptions;
+};
+
 template <class Options, class State>
 class TraitsOf final : public OptimizerTraits {
  public:
   explicit TraitsOf(const char* optimizer = kOptimizerOf<Options>)
-      : OptimizerTraits(optimizer,
-                        kIs<FusedAdamOptions, Options>    ? "torch::optim::Adam"
-                        : kIs<FusedAdamWOptions, Options> ? "torch::optim::AdamW"
-                        : kIsSgd<Options>                 ? "torch::optim::SGD"
-                                                          : nullptr,
-                        kIsOneBit<Options>, kIsMuon<Options>, kIsScheduleFree<Options>) {}
+      : OptimizerTraits(optimizer, TorchsOf<Options>::kName, kIsOneBit<Options>, kIsMuon<Options>,
+                        kIsScheduleFree<Options>) {}
 
   bool owns(const OptimizerOptions& options) const override {
     const auto* own = dynamic_cast<const Options*>(&options);
@@ -220,10 +257,7 @@ class TraitsOf final : public OptimizerTraits {
                                           const OptimizerOptions& own) const override {
     if (owns(options)) return options.clone();
     if constexpr (kHasTorch<Options>) {
-      using Torch =
-          std::conditional_t<kIsSgd<Options>, torch::optim::SGDOptions,
-                             std::conditional_t<kIs<FusedAdamOptions, Options>, torch::optim::AdamOptions,
-                                                torch::optim::AdamWOptions>>;
+      using Torch = typename TorchsOf<Options>::type;
       if (const auto* torch = dynamic_cast<const Torch*>(&options)) {
         auto adopted = std::make_unique<Options>(own_type(own));
         adopted->take(*torch);
@@ -326,13 +360,14 @@ const OptimizerTraits* find_traits(const OptimizerOptions& options) {
   static const TraitsOf<FusedAdamWOptions, FusedAdamWParamState> adamw;
   static const TraitsOf<FusedLambOptions, FusedLambParamState> lamb;
   static const TraitsOf<FusedSgdOptions, FusedSgdParamState> sgd;
+  static const TraitsOf<FusedRmspropOptions, FusedRmspropParamState> rmsprop;
   static const TraitsOf<MuonOptions, MuonParamState> muon;
   static const TraitsOf<OneBitMuonOptions, OneBitMuonParamState> onebit_muon;
   static const TraitsOf<OneBitAdamOptions, OneBitAdamParamState> onebit_adam;
   static const TraitsOf<OneBitLambOptions, OneBitLambParamState> onebit_lamb;
   static const TraitsOf<ScheduleFreeAdamWOptions, ScheduleFreeAdamWParamState> schedule_free;
-  const std::array<const OptimizerTraits*, 9> all = {
-      &adam, &adamw, &lamb, &sgd, &muon, &onebit_muon, &onebit_adam, &onebit_lamb, &schedule_free};
+  const std::array<const OptimizerTraits*, 10> all = {
+      &adam, &adamw, &lamb, &sgd, &rmsprop, &muon, &onebit_muon, &onebit_adam, &onebit_lamb, &schedule_free};
   for (const OptimizerTraits* traits : all) {
     if (traits->owns(options)) return traits;
   }

@@ -13,6 +13,7 @@
 #include <pacer/optimizers/onebit_adam_options.h>
 #include <pacer/optimizers/onebit_lamb_options.h>
 #include <pacer/optimizers/own_rule.h>
+#include <pacer/optimizers/rmsprop_options.h>
 #include <pacer/optimizers/schedule_free_options.h>
 #include <pacer/optimizers/sgd_options.h>
 
@@ -52,9 +53,14 @@ template <class... Options>
 constexpr bool kIsMuon = kIs<MuonOptions, Options...> || kIs<OneBitMuonOptions, Options...>;
 template <class... Options>
 constexpr bool kIsSgd = kIs<FusedSgdOptions, Options...>;
+template <class... Options>
+constexpr bool kIsRmsprop = kIs<FusedRmspropOptions, Options...>;
+// Whether the options are those of Adam's moments.
+template <class... Options>
+constexpr bool kHasBetas = !kIsSgd<Options...> && !kIsRmsprop<Options...>;
 // Whether there is an optimizer of the same rule in torch, whose options and states are taken for its own.
 template <class... Options>
-constexpr bool kHasTorch = kIsAdam<Options...> || kIsSgd<Options...>;
+constexpr bool kHasTorch = kIsAdam<Options...> || !kHasBetas<Options...>;
 template <class... Options>
 constexpr bool kIsScheduleFree = kIs<ScheduleFreeAdamWOptions, Options...>;
 
@@ -104,6 +110,12 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"dampening", Range::below_one, kOfTorch}, o.dampening()...);
     visit(OptionField{"nesterov", Range::any, kOfTorch}, o.nesterov()...);
     visit(OptionField{"maximize"}, o.maximize()...);
+  } else if constexpr (kIsRmsprop<Options...>) {
+    visit(OptionField{"alpha", Range::below_one, kOfTorch}, o.alpha()...);
+    visit(OptionField{"eps", Range::at_least_zero, kOfTorch}, o.eps()...);
+    visit(OptionField{"momentum", Range::below_one, kOfTorch}, o.momentum()...);
+    visit(OptionField{"centered", Range::any, kOfTorch}, o.centered()...);
+    visit(OptionField{"maximize"}, o.maximize()...);
   } else {
     visit(OptionField{"betas", Range::below_one, kOfTorch}, o.betas()...);
     visit(OptionField{"eps", Range::at_least_zero, kOfTorch}, o.eps()...);
@@ -118,7 +130,7 @@ void visit_options(const Visit& visit, Options&... o) {
     visit(OptionField{"rounding"}, o.rounding()...);
     visit(OptionField{"seed"}, o.seed()...);
   }
-  if constexpr (!kIsOneBit<Options...> && !kIsSgd<Options...>) {
+  if constexpr (!kIsOneBit<Options...> && kHasBetas<Options...>) {
     OptionField bits{"state_bits"};
     bits.is_saved = false;
     visit(bits, o.state_bits()...);

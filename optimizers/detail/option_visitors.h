@@ -25,15 +25,16 @@ using Betas = std::tuple<double, double>;
 
 // The optimizer whose options these are.
 template <class Options>
-constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>    ? "FusedAdam"
-                                     : kIs<FusedAdamWOptions, Options> ? "FusedAdamW"
-                                     : kIs<FusedLambOptions, Options>  ? "FusedLamb"
-                                     : kIs<FusedSgdOptions, Options>   ? "FusedSgd"
-                                     : kIs<MuonOptions, Options>       ? "Muon"
-                                     : kIs<OneBitMuonOptions, Options> ? "OneBitMuon"
-                                     : kIsScheduleFree<Options>        ? "ScheduleFreeAdamW"
-                                     : kIs<OneBitAdamOptions, Options> ? "OneBitAdam"
-                                                                       : "OneBitLamb";
+constexpr const char* kOptimizerOf = kIs<FusedAdamOptions, Options>      ? "FusedAdam"
+                                     : kIs<FusedAdamWOptions, Options>   ? "FusedAdamW"
+                                     : kIs<FusedLambOptions, Options>    ? "FusedLamb"
+                                     : kIs<FusedSgdOptions, Options>     ? "FusedSgd"
+                                     : kIs<FusedRmspropOptions, Options> ? "FusedRmsprop"
+                                     : kIs<MuonOptions, Options>         ? "Muon"
+                                     : kIs<OneBitMuonOptions, Options>   ? "OneBitMuon"
+                                     : kIsScheduleFree<Options>          ? "ScheduleFreeAdamW"
+                                     : kIs<OneBitAdamOptions, Options>   ? "OneBitAdam"
+                                                                         : "OneBitLamb";
 
 template <class Options>
 std::string optimizer_of(const Options& options) {

@@ -12,8 +12,10 @@ namespace pacer::detail {
 
 void require_same_optimizer(const std::string& saved, const std::string& own) {
   const std::string torchs = "torch::optim::";
-  const std::map<std::string, const char*> takers = {
-      {torchs + "Adam", "FusedAdam"}, {torchs + "AdamW", "FusedAdamW"}, {torchs + "SGD", "FusedSgd"}};
+  const std::map<std::string, const char*> takers = {{torchs + "Adam", "FusedAdam"},
+                                                     {torchs + "AdamW", "FusedAdamW"},
+                                                     {torchs + "SGD", "FusedSgd"},
+                                                     {torchs + "RMSprop", "FusedRmsprop"}};
   const auto taker = takers.find(saved);
   require(
       saved == own, "the state to load was saved by ", saved, ", but this is ", own, "; go on with ", saved,

@@ -108,7 +108,8 @@ void PipelineHook::attach(SessionParts& parts) {
   require(
       optimizer == nullptr || optimizer->local_parameters().empty(),
       "a 1-bit optimizer cannot train a Pipeline: its ranks exchange momentum of the same parameters, and "
-      "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd or one of torch's");
+      "stages have different ones; use pacer::FusedAdam, FusedAdamW, FusedLamb, FusedSgd, FusedRmsprop or "
+      "one of torch's");
   require(
       optimizer == nullptr || !optimizer->averages_weights(),
       "a Pipeline cannot train with an optimizer that averages the weights: a tensor that stages share would "

@@ -30,6 +30,9 @@ NAMES = {
     "OwnRule":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
         'state_bits',
+    "FusedRmsprop":
+        'lr alpha eps weight_decay momentum centered maximize initial_lr master_weights finite_check rounding'
+        ' seed',
     "ScheduleFreeAdamW":
         'lr betas eps weight_decay initial_lr bias_correction master_weights finite_check rounding seed '
         'state_bits warmup_steps r weight_lr_power',
@@ -46,10 +49,10 @@ MEANINGS = {
     "eps":
         'Added to the denominator, outside the square root, >= 0.',
     "weight_decay":
-        'How strongly a step pulls parameters to zero, >= 0. Adam and SGD add weight_decay * parameter to the'
-        ' gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. LAMB and 1-bit LAMB'
-        ' add it to the update, before the trust ratio scales that. Schedule-Free AdamW adds it to the update'
-        ' at the weights of training.',
+        'How strongly a step pulls parameters to zero, >= 0. Adam, SGD and RMSprop add weight_decay * '
+        'parameter to the gradient (L2). AdamW, Muon and 1-bit Adam take it from the parameter, times lr. '
+        'LAMB and 1-bit LAMB add it to the update, before the trust ratio scales that. Schedule-Free AdamW '
+        'adds it to the update at the weights of training.',
     "initial_lr":
         'The learning rate that a schedule multiplies with its factor, >= 0. Where it is unset, the schedule '
         'first sets it to lr.',
@@ -175,6 +178,13 @@ MEANINGS = {
         'stays between factor_min and factor_max, 0 < factor_min <= factor_max.',
     "factor_threshold":
         'From one step to the next the factor changes by at most this share, in [0, 1).',
+    "alpha":
+        'The decay rate of the means of squares and of gradients, in [0, 1).',
+    "centered":
+        'The square of the mean gradient is taken from the mean of squares, so that gradients are divided by '
+        'their deviation.',
+    "maximize":
+        'Steps go up the gradient.',
     "warmup_steps":
         'The learning rate rises linearly over so many steps, >= 0, and is whole in the last of them.',
     "r":
@@ -184,6 +194,4 @@ MEANINGS = {
     "dampening":
         'How much of a gradient does not enter the momentum, in [0, 1); the first one enters whole, as in '
         'torch.',
-    "maximize":
-        'Steps go up the gradient.',
 }

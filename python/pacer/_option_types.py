@@ -43,16 +43,25 @@ class ScheduleFreeAdamWOptions(_Fused, total=False):
     weight_lr_power: float
 
 
-class FusedSgdOptions(TypedDict, total=False):
+class _OfTorch(TypedDict, total=False):
     momentum: float
-    dampening: float
     weight_decay: float
-    nesterov: bool
     maximize: bool
     finite_check: bool
     master_weights: MasterWeights
     rounding: Literal["nearest", "stochastic"]
     seed: int
+
+
+class FusedSgdOptions(_OfTorch, total=False):
+    dampening: float
+    nesterov: bool
+
+
+class FusedRmspropOptions(_OfTorch, total=False):
+    alpha: float
+    eps: float
+    centered: bool
 
 
 class _Muon(_Fused, total=False):

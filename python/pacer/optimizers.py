@@ -1,4 +1,4 @@
-"""FusedAdam, FusedAdamW, FusedLamb, FusedSgd, Muon and ScheduleFreeAdamW as torch.optim optimizers.
+"""FusedAdam, FusedAdamW, FusedLamb, FusedRmsprop, FusedSgd, Muon and ScheduleFreeAdamW as torch.optim optimizers.
 
 The optimizer itself is C++. This file keeps torch's interface in front of it: parameter groups are dictionaries, which
 each step compares with what C++ was told last; `state` is read from C++ when somebody asks for it.
@@ -16,7 +16,14 @@ from typing_extensions import Unpack
 
 from . import _library  # noqa: F401  (registers torch.classes.pacer)
 from . import _options as options_of
-from ._option_types import FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions, ScheduleFreeAdamWOptions
+from ._option_types import (
+    FusedAdamOptions,
+    FusedLambOptions,
+    FusedRmspropOptions,
+    FusedSgdOptions,
+    MuonOptions,
+    ScheduleFreeAdamWOptions,
+)
 from .communicator import Communicator
 
 Params = Union[Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]]
@@ -335,17 +342,15 @@ class _FusedOptimizer(Optimizer):
         return loaded
 
 
-_SHARED = {
-    "bias_correction": True, "finite_check": False, "master_weights": "automatic", "rounding": "nearest", "seed": 0,
-    "state_bits": 32,
-}  # fmt: skip
+_OF_STEPS = {"finite_check": False, "master_weights": "automatic", "rounding": "nearest", "seed": 0}
+_SHARED = {"bias_correction": True, **_OF_STEPS, "state_bits": 32}
 
 
 class FusedAdam(_FusedOptimizer):
     """Adam (Kingma & Ba, arXiv:1412.6980) with one kernel for all parameters; weight decay is L2."""
 
     _kind = "FusedAdam"
-    _of_others = frozenset({"min_coeff", "dampening"})
+    _of_others = frozenset({"min_coeff", "dampening", "alpha"})
     _is_decoupled = False
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, **_SHARED}
 
@@ -359,7 +364,7 @@ class FusedAdamW(_FusedOptimizer):
     """AdamW (Loshchilov & Hutter, arXiv:1711.05101): as FusedAdam, with decoupled weight decay."""
 
     _kind = "FusedAdamW"
-    _of_others = frozenset({"min_coeff", "dampening"})
+    _of_others = frozenset({"min_coeff", "dampening", "alpha"})
     _is_decoupled = True
     _options = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "amsgrad": False, **_SHARED}
 
@@ -373,7 +378,7 @@ class FusedLamb(_FusedOptimizer):
     """LAMB (You et al., arXiv:1904.00962): AdamW whose step of each tensor is scaled by its trust ratio."""
 
     _kind = "FusedLamb"
-    _of_others = frozenset({"amsgrad", "dampening"})
+    _of_others = frozenset({"amsgrad", "dampening", "alpha"})
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2,
         "min_coeff": 0.01, "max_coeff": 10.0, "adapt": True, **_SHARED,
@@ -389,16 +394,32 @@ class FusedSgd(_FusedOptimizer):
     """SGD with momentum, as torch.optim.SGD, with one kernel for all parameters; weight decay is L2."""
 
     _kind = "FusedSgd"
-    _of_others = frozenset({"betas"})
+    _of_others = frozenset({"betas", "alpha"})
     _needed = frozenset()
     _known = frozenset({"step", "momentum_buffer", "master", "remainder"})
     _options = {
-        "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False, "finite_check": False,
-        "master_weights": "automatic", "rounding": "nearest", "seed": 0,
+        "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False, **_OF_STEPS,
     }  # fmt: skip
 
     def __init__(
         self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Unpack[FusedSgdOptions]
+    ) -> None:
+        super().__init__(params, lr, **options)
+
+
+class FusedRmsprop(_FusedOptimizer):
+    """RMSprop, as torch.optim.RMSprop, with one kernel for all parameters; weight decay is L2."""
+
+    _kind = "FusedRmsprop"
+    _of_others = frozenset({"betas", "dampening"})
+    _needed = frozenset({"step", "square_avg"})
+    _known = frozenset({"step", "square_avg", "momentum_buffer", "grad_avg", "master", "remainder"})
+    _options = {
+        "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False, "maximize": False, **_OF_STEPS,
+    }  # fmt: skip
+
+    def __init__(
+        self, params: Params, lr: Union[float, torch.Tensor] = 1e-2, **options: Unpack[FusedRmspropOptions]
     ) -> None:
         super().__init__(params, lr, **options)
 
@@ -466,7 +487,7 @@ class Muon(_FusedOptimizer):
     """Muon (K. Jordan, 2024; arXiv:2502.16982) for groups of matrices, and AdamW for groups with orthogonalize=False."""
 
     _kind = "Muon"
-    _of_others = frozenset({"amsgrad", "min_coeff", "dampening"})
+    _of_others = frozenset({"amsgrad", "min_coeff", "dampening", "alpha"})
     _needed = frozenset({"step", "exp_avg"})
     _options = _OF_MUON
 

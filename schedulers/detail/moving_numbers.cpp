@@ -43,6 +43,9 @@ bool is_read(const Options& options, const char* name) {
   if constexpr (kIsSgd<Options>) {
     if (is_one_of(name, {"momentum", "dampening"})) return options.momentum() > 0;
   }
+  if constexpr (kIsRmsprop<Options>) {
+    if (is_one_of(name, {"momentum"})) return options.momentum() > 0;
+  }
   if constexpr (kIsLamb<Options>) {
     if (is_one_of(name, {"min_coeff", "max_coeff"})) return options.adapt();
   }
@@ -167,11 +170,11 @@ Numbers numbers_of_one(OptimizerOptions& options) {
 }  // namespace
 
 Numbers moving_numbers(OptimizerOptions& options) {
-  return numbers_of_one<FusedAdamWOptions, FusedAdamOptions, FusedLambOptions, FusedSgdOptions, MuonOptions,
-                        OneBitMuonOptions, OneBitAdamOptions, OneBitLambOptions, ScheduleFreeAdamWOptions,
-                        OwnRuleOptions, torch::optim::AdamWOptions, torch::optim::AdamOptions,
-                        torch::optim::SGDOptions, torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(
-      options);
+  return numbers_of_one<FusedAdamWOptions, FusedAdamOptions, FusedLambOptions, FusedSgdOptions,
+                        FusedRmspropOptions, MuonOptions, OneBitMuonOptions, OneBitAdamOptions,
+                        OneBitLambOptions, ScheduleFreeAdamWOptions, OwnRuleOptions,
+                        torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
+                        torch::optim::RMSpropOptions, torch::optim::AdagradOptions>(options);
 }
 
 void check_moving_number(const std::string& where, const OptimizerOptions& options, const std::string& name,
@@ -186,11 +189,11 @@ void check_moving_number(const std::string& where, const OptimizerOptions& optio
     require(!must_stay || value > 0, where,
             ": the momentum of torch::optim::RMSprop must stay above 0, because a state that began without "
             "one has no buffer for it; end at a small number instead");
-    const bool has_buffer = dynamic_cast<FusedSgdOptions*>(with_value.get()) != nullptr && name == "momentum";
-    require(
-        !has_buffer || value > 0, where,
-        ": the momentum of FusedSgd must stay above 0, because without one its buffers are let go; end at a "
-        "small number instead");
+    const bool is_sgd = dynamic_cast<FusedSgdOptions*>(with_value.get()) != nullptr;
+    const bool has_buffer = is_sgd || dynamic_cast<FusedRmspropOptions*>(with_value.get()) != nullptr;
+    require(!has_buffer || name != "momentum" || value > 0, where, ": the momentum of ",
+            is_sgd ? "FusedSgd" : "FusedRmsprop",
+            " must stay above 0, because without one its buffers are let go; end at a small number instead");
     *number.value = value;
   }
   const OptimizerTraits* const own = find_traits(*with_value);

@@ -20,7 +20,8 @@ PAGE = "docs/options.md"
 FIELDS = "optimizers/detail/option_fields.h"
 HELP = "python/pacer/_option_help.py"
 # The cards whose table of options is written here.
-TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "fused-sgd.md": "FusedSgdOptions", "muon.md": "MuonOptions",
+TABLES = {"fused-adam.md": "FusedAdamWOptions", "fused-lamb.md": "FusedLambOptions", "fused-sgd.md": "FusedSgdOptions",
+          "fused-rmsprop.md": "FusedRmspropOptions", "muon.md": "MuonOptions",
           "schedule-free.md": "ScheduleFreeAdamWOptions",
           "onebit-adam.md": "OneBitAdamOptions", "onebit-lamb.md": "OneBitLambOptions", "onebit-muon.md": "OneBitMuonOptions"}
 # The pages of parts whose name is not the name of a page.

@@ -18,6 +18,7 @@ KINDS = {
     pacer.FusedAdamW: _option_types.FusedAdamOptions,
     pacer.FusedLamb: _option_types.FusedLambOptions,
     pacer.FusedSgd: _option_types.FusedSgdOptions,
+    pacer.FusedRmsprop: _option_types.FusedRmspropOptions,
     pacer.Muon: _option_types.MuonOptions,
     pacer.ScheduleFreeAdamW: _option_types.ScheduleFreeAdamWOptions,
     pacer.OneBitAdam: _option_types.OneBitAdamOptions,

@@ -82,6 +82,10 @@ inline void load_from_torch(Lifecycle& run) {
   } else if (dynamic_cast<FusedSgd*>(run.optimizer.get()) != nullptr) {
     torch::optim::SGD theirs(groups, torch::optim::SGDOptions(0.02).momentum(0.5));
     load_as(theirs);
+  } else if (dynamic_cast<FusedRmsprop*>(run.optimizer.get()) != nullptr) {
+    const auto options = torch::optim::RMSpropOptions(0.02).momentum(0.5).centered(true);
+    torch::optim::RMSprop theirs(groups, options);
+    load_as(theirs);
   } else {
     torch::optim::AdamW theirs(groups, torch::optim::AdamWOptions(0.02));
     load_as(theirs);
@@ -136,6 +140,7 @@ inline void use_equal_names(Lifecycle& run) {
   if (const auto* adam = build(static_cast<FusedAdamOptions*>(nullptr))) FusedAdam(groups, *adam);
   if (const auto* muon = build(static_cast<MuonOptions*>(nullptr))) Muon(groups, *muon);
   if (const auto* sgd = build(static_cast<FusedSgdOptions*>(nullptr))) FusedSgd(groups, *sgd);
+  if (const auto* rms = build(static_cast<FusedRmspropOptions*>(nullptr))) FusedRmsprop(groups, *rms);
   if (const auto* free = build(static_cast<ScheduleFreeAdamWOptions*>(nullptr)))
     ScheduleFreeAdamW(groups, *free);
   if (const auto* lamb = build(static_cast<FusedLambOptions*>(nullptr))) FusedLamb(groups, *lamb);

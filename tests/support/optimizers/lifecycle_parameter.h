@@ -48,6 +48,7 @@ struct LifecycleOptions {
     normalizes_rows = get("normalize_rows", 0) != 0, row_beta = get("row_beta", 0);
     is_cautious = get("cautious_decay", 0) != 0;
     is_sgd = get("dampening", -1) >= 0, dampening = get("dampening", 0), maximizes = get("maximize", 0) != 0;
+    is_rmsprop = get("centered", -1) >= 0, alpha = get("alpha", 0), centered = get("centered", 0) != 0;
     averages = get("weight_lr_power", -1) >= 0, weight_lr_power = get("weight_lr_power", 0);
     r = get("r", 0), warmup_steps = get("warmup_steps", 0);
   }
@@ -67,7 +68,8 @@ struct LifecycleOptions {
   bool bias_correction, amsgrad, l2, is_lamb, adapt, compress, by_blocks, exchanges;
   bool is_muon, nesterov, matches_adamw, normalizes_rows, is_cautious, averages;
   double momentum, row_beta, dampening, weight_lr_power, r, warmup_steps;
-  bool is_sgd, maximizes;
+  double alpha;
+  bool is_sgd, is_rmsprop, centered, maximizes;
   int64_t iterations;
   size_t split;
   bool travels_alone = false;  // in a bucket of its own

@@ -33,12 +33,13 @@ class LifecycleReference {
       LifecycleParameter& x = parameters[i];
       if ((frozen && x.options.compress) || !gradients[i] || (is_onebit && !x.trained)) continue;
       if (x.options.is_muon && x.options.exchanges) continue;
-      x.options.is_lamb    ? lamb(x, *gradients[i])
-      : x.options.is_muon  ? MuonReference::step(x, *gradients[i])
-      : x.options.is_lion  ? lion(x, *gradients[i])
-      : x.options.is_sgd   ? sgd(x, *gradients[i])
-      : x.options.averages ? schedule_free(x, *gradients[i])
-                           : adam(x, *gradients[i]);
+      x.options.is_lamb      ? lamb(x, *gradients[i])
+      : x.options.is_muon    ? MuonReference::step(x, *gradients[i])
+      : x.options.is_lion    ? lion(x, *gradients[i])
+      : x.options.is_sgd     ? sgd(x, *gradients[i])
+      : x.options.is_rmsprop ? rmsprop(x, *gradients[i])
+      : x.options.averages   ? schedule_free(x, *gradients[i])
+                             : adam(x, *gradients[i]);
     }
     if (is_onebit && !frozen && attempts >= parameters.front().options.freeze_step) freeze();
   }
@@ -100,6 +101,20 @@ class LifecycleReference {
       x.m[k] = x.t == 1 ? gradient : o.momentum * x.m[k] + (1 - o.dampening) * gradient;
       const double ahead = o.nesterov ? gradient + o.momentum * x.m[k] : x.m[k];
       x.p[k] -= o.lr * (o.momentum > 0 ? ahead : gradient);
+    }
+  }
+  // The mean of gradients is in place of a largest second moment.
+  static void rmsprop(LifecycleParameter& x, const Doubles& g) {
+    const LifecycleOptions& o = x.options;
+    ++x.t;
+    for (size_t k = 0; k < g.size(); ++k) {
+      const double gradient = (o.maximizes ? -g[k] : g[k]) + o.decay * x.p[k];
+      double& mean = x.largest_v[k];
+      x.v[k] = o.alpha * x.v[k] + (1 - o.alpha) * gradient * gradient;
+      mean = o.alpha * mean + (1 - o.alpha) * gradient;
+      const double variance = o.centered ? std::max(0.0, x.v[k] - mean * mean) : x.v[k];
+      x.m[k] = o.momentum * x.m[k] + gradient / (std::sqrt(variance) + o.eps);
+      x.p[k] -= o.lr * x.m[k];
     }
   }
   // As the paper's algorithm 1 has it: z moves, the average takes it in, and p lies between them.

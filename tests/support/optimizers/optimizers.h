@@ -11,11 +11,13 @@
 #include <ATen/Parallel.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/fused_adam.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 
 namespace pacer::testing {
@@ -61,6 +63,17 @@ struct Family<FusedSgd> {
   using Options = FusedSgdOptions;
   using ParamState = FusedSgdParamState;
   using Peer = torch::optim::SGD;
+};
+template <>
+struct Family<torch::optim::RMSprop> {
+  using Options = torch::optim::RMSpropOptions;
+  using ParamState = torch::optim::RMSpropParamState;
+};
+template <>
+struct Family<FusedRmsprop> {
+  using Options = FusedRmspropOptions;
+  using ParamState = FusedRmspropParamState;
+  using Peer = torch::optim::RMSprop;
 };
 
 template <class Optimizer>

@@ -22,6 +22,7 @@
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
@@ -65,20 +66,27 @@ std::vector<torch::optim::OptimizerParamGroup> two_groups(const NamedParameters&
 }
 
 template <class Optimizer, class Options>
-OptimizerMaker making(const Options& options, const Options& of_vectors, const Options& defaults) {
-  return [=](const NamedParameters& parameters,
-             const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
-    return std::make_unique<Optimizer>(two_groups(parameters, options, of_vectors), defaults);
-  };
-}
-template <class Optimizer, class Options>
 OptimizerMaker making(const Options& options, const Options& of_vectors) {
-  return making<Optimizer>(options, of_vectors, options);
+  return [options, of_vectors](
+             const NamedParameters& parameters,
+             const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<Optimizer>(two_groups(parameters, options, of_vectors), options);
+  };
 }
 // Vectors without weight decay.
 template <class Optimizer, class Options>
 OptimizerMaker making(const Options& options) {
   return making<Optimizer>(options, Options(options).weight_decay(0));
+}
+
+// The same with the options of the vectors as the optimizer's defaults, which groups take what they leave as it was constructed
+// from where torch has such an optimizer: an option that only matrices have on stays theirs.
+template <class Optimizer, class Options>
+OptimizerMaker making_two_kinds(const Options& of_matrices, const Options& of_vectors) {
+  return [=](const NamedParameters& parameters,
+             const std::shared_ptr<Communicator>&) -> std::unique_ptr<torch::optim::Optimizer> {
+    return std::make_unique<Optimizer>(two_groups(parameters, of_matrices, of_vectors), of_vectors);
+  };
 }
 
 // Matrices compressed, biases in full precision and without weight decay; frozen after two steps, whatever
@@ -121,8 +129,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   const auto nearest = FusedAdamWOptions(adamw).master_weights(MasterWeights::none);
   const FusedLambOptions lamb = FusedLambOptions(0.01).weight_decay(0.1).finite_check(true);
   const auto sgd = FusedSgdOptions(0.01).momentum(0.9).dampening(0.2).weight_decay(0.1).finite_check(true);
-  // The default of the optimizer, too: since LibTorch 2.12 a group takes it for what it has not set.
-  const auto sgd_alone = FusedSgdOptions(sgd).momentum(0);
+  const auto rmsprop = FusedRmspropOptions(0.002).alpha(0.9).weight_decay(0.1).finite_check(true);
   const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
   const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
   using namespace torch::optim;
@@ -145,11 +152,14 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
        making<FusedSgd>(FusedSgdOptions(sgd).dampening(0).nesterov(true)), at::kBFloat16},
       {"FusedSgd maximize", true, making<FusedSgd>(FusedSgdOptions(sgd).maximize(true))},
       // Vectors without a momentum, so that some parameters have a state without tensors.
-      {"FusedSgd of two kinds", true, making<FusedSgd>(sgd, sgd_alone, sgd_alone)},
+      {"FusedSgd of two kinds", true, making_two_kinds<FusedSgd>(sgd, FusedSgdOptions(sgd).momentum(0))},
       {"FusedSgd bf16 stochastic", true,
        making<FusedSgd>(
            FusedSgdOptions(sgd).master_weights(MasterWeights::none).rounding(Rounding::stochastic)),
        at::kBFloat16},
+      // Matrices with all three tensors of state, vectors with one.
+      {"FusedRmsprop", true,
+       making_two_kinds<FusedRmsprop>(FusedRmspropOptions(rmsprop).momentum(0.5).centered(true), rmsprop)},
       {"FusedLamb 8 bits", true, making<FusedLamb>(FusedLambOptions(lamb).state_bits(8))},
       {"Muon", true,
        making_muon(MuonOptions(0.01).weight_decay(0.1).precision(MuonPrecision::fp32).finite_check(true))},

@@ -79,6 +79,7 @@ TEST_CASE("options differ where one field does", "[fused_adam]") {
   CHECK(count_fields_that_count<FusedAdamWOptions>() == 12);
   CHECK(count_fields_that_count<FusedLambOptions>() == 14);
   CHECK(count_fields_that_count<FusedSgdOptions>() == 11);
+  CHECK(count_fields_that_count<FusedRmspropOptions>() == 12);
   CHECK(count_fields_that_count<MuonOptions>() == 22);
   CHECK(count_fields_that_count<OneBitAdamOptions>() == 21);
   CHECK(count_fields_that_count<OneBitLambOptions>() == 27);

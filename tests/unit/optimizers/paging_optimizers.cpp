@@ -51,6 +51,7 @@ template <class Optimizer>
 OptionsOf<Optimizer> decaying_options(bool check) {
   auto options = OptionsOf<Optimizer>(0.01).weight_decay(0.1).finite_check(check).seed(3);
   if constexpr (std::is_same_v<Optimizer, FusedSgd>) options.momentum(0.9);
+  if constexpr (std::is_same_v<Optimizer, FusedRmsprop>) options.centered(true);
   return options;
 }
 
@@ -59,7 +60,7 @@ constexpr int64_t kEverything = int64_t{1} << 30;
 }  // namespace
 
 TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[paging]", FusedAdam,
-                   FusedAdamW, FusedLamb, FusedSgd) {
+                   FusedAdamW, FusedLamb, FusedSgd, FusedRmsprop) {
   unsigned seed = 0;
   for (const Mode& mode : all_modes()) {
     for (const int64_t resident : {int64_t{0}, int64_t{100'000}, kEverything}) {
@@ -69,6 +70,8 @@ TEMPLATE_TEST_CASE("a paged step has the bits of a plain one, in every mode", "[
         auto options = with_mode(decaying_options<TestType>(check), mode);
         if constexpr (std::is_same_v<TestType, FusedSgd>) {
           options.nesterov(check);
+        } else if constexpr (std::is_same_v<TestType, FusedRmsprop>) {
+          options.momentum(check ? 0.9 : 0);
         } else if constexpr (!std::is_same_v<TestType, FusedLamb>) {
           options.amsgrad(check);
         }
@@ -120,7 +123,7 @@ TEST_CASE("resident state is not copied, and all of it can stay", "[paging]") {
 }
 
 TEMPLATE_TEST_CASE("archives and named state pass between paged and plain optimizers", "[paging]", FusedAdamW,
-                   FusedLamb, FusedSgd) {
+                   FusedLamb, FusedSgd, FusedRmsprop) {
   for (const Mode& mode : all_modes()) {
     for (const int64_t resident : {int64_t{0}, int64_t{60'000}}) {
       CAPTURE(mode.name, resident);
@@ -287,6 +290,31 @@ TEST_CASE("state may be changed by hand after sync_state, and at no other time",
     pair.train(1);
     state_of(pair.other.base(), pair.paged[0]).exp_avg().mul_(2);
     CHECK(contains(refusal([&] { pair.other.step(); }), "sync_state()"));
+  }
+}
+
+TEST_CASE("groups whose states have other tensors have pages of their own", "[paging]") {
+  for (const int64_t resident : {int64_t{0}, int64_t{6000}, kEverything}) {
+    torch::manual_seed(15);
+    const auto options = FusedRmspropOptions(0.01).alpha(0.9);
+    PagedPair<FusedRmsprop> pair(random_parameters({{40, 50}, {700}}, at::kFloat), options,
+                                 paging_of(resident));
+    const std::vector<Tensor> more = random_parameters({{30, 30}, {9}}, at::kFloat), same = clones(more);
+    const auto add = [&](FusedRmsprop& to, std::vector<Tensor>& all, const std::vector<Tensor>& added) {
+      all.insert(all.end(), added.begin(), added.end());
+      to.add_param_group(
+          {added, std::make_unique<FusedRmspropOptions>(FusedRmspropOptions(options).momentum(0.9))});
+    };
+    add(pair.one, pair.plain, more);
+    add(pair.other, pair.paged, same);
+    pair.train(3);
+    CHECK(pair.differs() == "");
+    for (FusedRmsprop* each : {&pair.one, &pair.other.base()}) {
+      options_of(*each, 0).momentum(0.5);
+      options_of(*each, 1).momentum(0).centered(true);
+    }
+    pair.train(3);
+    CHECK(pair.differs() == "");
   }
 }
 

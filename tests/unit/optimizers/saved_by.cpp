@@ -5,6 +5,7 @@
 #include <torch/optim/sgd.h>
 
 #include <pacer/optimizers/fused_lamb.h>
+#include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
@@ -37,6 +38,7 @@ std::vector<std::pair<std::string, Make>> own_optimizers() {
        [](const NamedParameters& p) -> Made {
          return std::make_unique<FusedSgd>(p, FusedSgdOptions(0.1).momentum(0.9));
        }},
+      {"FusedRmsprop", [](const NamedParameters& p) -> Made { return std::make_unique<FusedRmsprop>(p); }},
       {"FusedLamb", [](const NamedParameters& p) -> Made { return std::make_unique<FusedLamb>(p); }},
       {"OneBitAdam",
        [](const NamedParameters& p) -> Made {
@@ -61,6 +63,10 @@ std::vector<std::pair<std::string, Make>> torch_optimizers() {
       {"torch::optim::SGD",
        [](const NamedParameters& p) -> Made {
          return std::make_unique<torch::optim::SGD>(p.values(), torch::optim::SGDOptions(0.1).momentum(0.9));
+       }},
+      {"torch::optim::RMSprop",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<torch::optim::RMSprop>(p.values(), torch::optim::RMSpropOptions(0.1));
        }},
   };
 }
@@ -95,6 +101,7 @@ TEST_CASE("a checkpoint of one optimizer is refused by every other, and both are
       if (loader == saver || saver == "torch::optim::" + loader.substr(std::min<size_t>(5, loader.size())))
         continue;
       if (saver == "torch::optim::SGD" && loader == "FusedSgd") continue;
+      if (saver == "torch::optim::RMSprop" && loader == "FusedRmsprop") continue;
       CAPTURE(saver, loader);
       const Make& make = make_loader;
       const std::string message = refusal([&] { train(make, folder.path("c")); });
@@ -125,7 +132,8 @@ TEST_CASE("state by name and archives are refused by every other optimizer", "[r
   }
 }
 
-TEST_CASE("a Session that ran with torch's Adam, AdamW or SGD goes on with the fused one", "[resume]") {
+TEST_CASE("a Session that ran with torch's Adam, AdamW, SGD or RMSprop goes on with the fused one",
+          "[resume]") {
   const auto compare = [](const Make& torchs, const Make& fused) {
     const TemporaryFolder folder, wanted;
     const CapturedStderr quiet;
@@ -149,6 +157,15 @@ TEST_CASE("a Session that ran with torch's Adam, AdamW or SGD goes on with the f
           return std::make_unique<torch::optim::SGD>(p.values(), options);
         },
         [](const NamedParameters& p) -> Made { return std::make_unique<FusedSgd>(p); });
+  }
+  for (const bool centered : {false, true}) {
+    CAPTURE(centered);
+    compare(
+        [=](const NamedParameters& p) -> Made {
+          auto options = torch::optim::RMSpropOptions(0.01).alpha(0.9).weight_decay(0.3).momentum(0.5);
+          return std::make_unique<torch::optim::RMSprop>(p.values(), options.centered(centered));
+        },
+        [](const NamedParameters& p) -> Made { return std::make_unique<FusedRmsprop>(p); });
   }
   for (const bool amsgrad : {false, true}) {
     CAPTURE(amsgrad);

@@ -109,6 +109,11 @@ TEST_CASE("a pipeline clips by the norm of the whole model", "[pipeline]") {
        [](NamedParameters parameters) {
          return std::make_unique<FusedSgd>(std::move(parameters), FusedSgdOptions(0.1).momentum(0.9));
        }},
+      {"FusedRmsprop",
+       [](NamedParameters parameters) {
+         return std::make_unique<FusedRmsprop>(std::move(parameters),
+                                               FusedRmspropOptions(0.01).centered(true));
+       }},
       {"torch's SGD",
        [](NamedParameters parameters) {
          return std::make_unique<torch::optim::SGD>(parameters.values(), torch::optim::SGDOptions(0.1));

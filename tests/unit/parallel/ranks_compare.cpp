@@ -75,6 +75,8 @@ std::vector<Change> changes() {
                                            [](FusedSgdOptions& o) { o.momentum(0.6); }),
       change_of<FusedSgd, FusedSgdOptions>("maximize", FusedSgdOptions(0.01),
                                            [](FusedSgdOptions& o) { o.maximize(true); }),
+      change_of<FusedRmsprop, FusedRmspropOptions>("centered", FusedRmspropOptions(0.01),
+                                                   [](FusedRmspropOptions& o) { o.centered(true); }),
       change_of<OneBitAdam, OneBitAdamOptions>("eps", OneBitAdamOptions(0.01).freeze_step(100),
                                                [](OneBitAdamOptions& o) { o.eps(1e-3); }),
       change_of<Adam, AdamOptions>("weight_decay", AdamOptions(0.01),

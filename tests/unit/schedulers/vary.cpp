@@ -60,6 +60,11 @@ std::vector<VariedNumber> varied_numbers() {
   all.push_back({"FusedSgd", "momentum", 0.9, 0.5, PACER_VARIED(FusedSgdOptions, momentum)});
   all.push_back({"FusedSgd", "dampening", 0.5, 0, PACER_VARIED(FusedSgdOptions, dampening)});
   const std::vector<size_t> matrices = {0}, vectors = {1};
+  all.push_back({"FusedRmsprop", "weight_decay", 0.5, 0.25, PACER_VARIED(FusedRmspropOptions, weight_decay)});
+  all.push_back({"FusedRmsprop", "alpha", 0.9, 0.99, PACER_VARIED(FusedRmspropOptions, alpha)});
+  all.push_back({"FusedRmsprop", "eps", 1e-3, 1e-2, PACER_VARIED(FusedRmspropOptions, eps)});
+  all.push_back(
+      {"FusedRmsprop", "momentum", 0.9, 0.5, PACER_VARIED(FusedRmspropOptions, momentum), {}, matrices});
   add_varied<MuonOptions>("Muon", all, vectors);
   all.push_back({"Muon", "momentum", 0.95, 0.85, PACER_VARIED(MuonOptions, momentum), {}, matrices});
   add_varied<OneBitMuonOptions>("OneBitMuon", all, vectors);

@@ -62,6 +62,7 @@ TEST_CASE("a name that an optimizer has not is refused with those that it has", 
   check("FusedAdamW", "pacer::FusedAdamW", "decay", of_adam);
   check("FusedLamb", "pacer::FusedLamb", "beta3", "beta1, beta2, eps, max_coeff, min_coeff, weight_decay");
   check("FusedSgd", "pacer::FusedSgd", "beta1", "dampening, momentum, weight_decay");
+  check("FusedRmsprop", "pacer::FusedRmsprop", "beta2", "alpha, eps, momentum, weight_decay");
   check("Muon", "pacer::Muon", "dampening", "beta1, beta2, eps, momentum, weight_decay");
   check("ScheduleFreeAdamW", "pacer::ScheduleFreeAdamW", "momentum", "beta2, eps, weight_decay");
   check("OneBitMuon", "pacer::OneBitMuon", "alpha", "beta1, beta2, eps, momentum, weight_decay");
@@ -124,6 +125,8 @@ TEST_CASE("a number that must not move is refused with the reason", "[session][v
         "Nesterov's momentum is defined for a dampening of 0 only");
   CHECK(contains(vary_refused("FusedSgd", varied("momentum", 0.9, 0)),
                  "the momentum of FusedSgd must stay above 0"));
+  CHECK(contains(vary_refused("FusedRmsprop", varied("momentum", 0.9, 0, {0})),
+                 "the momentum of FusedRmsprop must stay above 0"));
   // What is near it may move.
   CHECK(vary_refused("OneBitAdam", varied("beta2", 0.9, 0.99, {1})) == "");
   CHECK(vary_refused_of_layer<OneBitAdam>(OneBitAdamOptions().freeze_step(5).overlap_backward(true),

@@ -34,6 +34,10 @@ void add_option_mistakes(const std::string& name, std::vector<Mistake>& all) {
     add("a momentum of 1", {"momentum", "[0, 1)"}, [](Options& o) { o.momentum(1); });
     add("a negative dampening", {"dampening", "-0.5"}, [](Options& o) { o.dampening(-0.5); });
     add("Nesterov's momentum without one", {"Nesterov", "above 0"}, [](Options& o) { o.nesterov(true); });
+  } else if constexpr (std::is_same_v<Options, FusedRmspropOptions>) {
+    add("an alpha of 1", {"alpha", "[0, 1)"}, [](Options& o) { o.alpha(1); });
+    add("a negative momentum", {"momentum", "-0.5"}, [](Options& o) { o.momentum(-0.5); });
+    add("a negative eps", {"eps"}, [](Options& o) { o.eps(-1e-8); });
   } else {
     add("beta1 of 1", {"first beta", "[0, 1)"}, [](Options& o) { o.betas({1.0, 0.999}); });
     add("a negative beta2", {"second beta", "-0.5"}, [](Options& o) { o.betas({0.9, -0.5}); });
@@ -82,6 +86,7 @@ std::vector<Mistake> optimizer_mistakes() {
   add_option_mistakes<FusedAdamW, FusedAdamWOptions>("FusedAdamW", all);
   add_option_mistakes<FusedLamb, FusedLambOptions>("FusedLamb", all);
   add_option_mistakes<FusedSgd, FusedSgdOptions>("FusedSgd", all);
+  add_option_mistakes<FusedRmsprop, FusedRmspropOptions>("FusedRmsprop", all);
   add_onebit_mistakes<OneBitAdam, OneBitAdamOptions>("OneBitAdam", all);
   add_onebit_mistakes<OneBitLamb, OneBitLambOptions>("OneBitLamb", all);
   all.push_back(
@@ -298,7 +303,7 @@ std::vector<Mistake> collective_mistakes() {
 TEST_CASE("values that cannot be are refused in a sentence: optimizers", "[mistakes]") {
   const auto mistakes = optimizer_mistakes();
   CHECK(faults_of(mistakes) == "");
-  CHECK(mistakes.size() == 58);
+  CHECK(mistakes.size() == 69);
 }
 
 TEST_CASE("values that cannot be are refused in a sentence: schedules and hooks", "[mistakes]") {

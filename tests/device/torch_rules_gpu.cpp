@@ -1,4 +1,4 @@
-// FusedSgd on an NVIDIA GPU: the bits of the CPU, without waiting for anything, and in CUDA graphs.
+// FusedSgd and FusedRmsprop on an NVIDIA GPU: the bits of the CPU, without waiting for anything, and in CUDA graphs.
 #include "support/catch.h"
 
 #include <ATen/cuda/CUDAGraph.h>
@@ -9,33 +9,35 @@
 #include "support/both_devices.h"
 #include "support/checkpoints/archives.h"
 #include "support/no_waiting.h"
+#include "support/optimizers/torch_rules.h"
 
 namespace pacer::testing {
 namespace {
 
-// Without a momentum, with one that is dampened, and Nesterov's.
-std::vector<FusedSgdOptions> kinds_of_sgd() {
-  const auto options = FusedSgdOptions(0.01).weight_decay(0.1).seed(3);
-  return {FusedSgdOptions(options).maximize(true), FusedSgdOptions(options).momentum(0.9).dampening(0.3),
-          FusedSgdOptions(options).momentum(0.9).nesterov(true)};
+// Options that take each of the loops.
+template <class Optimizer>
+std::vector<OptionsOf<Optimizer>> kinds_on_both() {
+  using Rule = TorchRule<Optimizer>;
+  return Rule::kinds_of(Rule::rich().lr(0.01).seed(3));
 }
 
 }  // namespace
 
-TEST_CASE("FusedSgd agrees on CPU and GPU to the bit in every mode", "[fused_sgd][gpu]") {
+TEMPLATE_TEST_CASE("an optimizer with a rule of torch's agrees on CPU and GPU to the bit in every mode",
+                   "[torch_rules][gpu]", FusedSgd, FusedRmsprop) {
   PACER_NEEDS_GPU();
   for (const Mode& mode : all_modes()) {
-    for (const FusedSgdOptions& options : kinds_of_sgd()) {
+    for (const auto& options : kinds_on_both<TestType>()) {
       for (const bool check : {false, true}) {
-        CAPTURE(mode.name, options.momentum(), options.nesterov(), check);
+        CAPTURE(mode.name, TorchRule<TestType>::tensors(options), options.momentum(), check);
         torch::manual_seed(81);
-        BothDevices<FusedSgd> both(odd_parameters(mode.dtype),
-                                   with_mode(FusedSgdOptions(options).finite_check(check), mode));
+        BothDevices<TestType> both(odd_parameters(mode.dtype),
+                                   with_mode(OptionsOf<TestType>(options).finite_check(check), mode));
         for (int step = 0; step < 12; ++step) {
           both.set_gradients();
           both.set_lr(0.01 / (1 + step));
           if (step % 4 == 1) both.clear_gradient(static_cast<size_t>(step) % both.cpu.size());
-          if (step < 3) both.clear_gradient(4);  // its momentum begins later
+          if (step < 3) both.clear_gradient(4);  // its state begins later
           if (check && step % 6 == 4) {
             both.cpu[3].grad()[step * 1000].fill_(HUGE_VAL);
             both.gpu[3].grad()[step * 1000].fill_(HUGE_VAL);
@@ -50,7 +52,7 @@ TEST_CASE("FusedSgd agrees on CPU and GPU to the bit in every mode", "[fused_sgd
 }
 
 TEST_CASE("the first SGD step is the first one that is applied, also where the device decides that",
-          "[fused_sgd][gpu]") {
+          "[torch_rules][gpu]") {
   PACER_NEEDS_GPU();
   torch::manual_seed(82);
   BothDevices<FusedSgd> both(random_parameters({{1000}, {64, 64}}, at::kFloat),
@@ -67,11 +69,12 @@ TEST_CASE("the first SGD step is the first one that is applied, also where the d
   CHECK(both.differs() == "");
 }
 
-TEST_CASE("an SGD step does not wait for the device", "[fused_sgd][gpu]") {
+TEMPLATE_TEST_CASE("a step with a rule of torch's does not wait for the device", "[torch_rules][gpu]",
+                   FusedSgd, FusedRmsprop) {
   PACER_NEEDS_GPU();
   torch::manual_seed(83);
-  BothDevices<FusedSgd> both(random_parameters({{1000}, {64, 640}, {0}, {7}}, at::kBFloat16),
-                             FusedSgdOptions(0.01).momentum(0.9).finite_check(true));
+  BothDevices<TestType> both(random_parameters({{1000}, {64, 640}, {0}, {7}}, at::kBFloat16),
+                             TorchRule<TestType>::rich().finite_check(true));
   both.set_gradients();
   both.step();
   {
@@ -88,15 +91,16 @@ TEST_CASE("an SGD step does not wait for the device", "[fused_sgd][gpu]") {
   CHECK(both.differs() == "");
 }
 
-TEST_CASE("a captured SGD step replays to the bits of eager steps", "[fused_sgd][gpu]") {
+TEMPLATE_TEST_CASE("a captured step with a rule of torch's replays to the bits of eager steps",
+                   "[torch_rules][gpu]", FusedSgd, FusedRmsprop) {
   PACER_NEEDS_GPU();
   for (const Mode& mode : all_modes()) {
-    for (const FusedSgdOptions& options : kinds_of_sgd()) {
-      CAPTURE(mode.name, options.momentum(), options.nesterov());
+    for (const auto& options : kinds_on_both<TestType>()) {
+      CAPTURE(mode.name, TorchRule<TestType>::tensors(options), options.momentum());
       torch::manual_seed(86);
       const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-      BothDevices<FusedSgd> both(odd_parameters(mode.dtype),
-                                 with_mode(FusedSgdOptions(options).finite_check(true), mode));
+      BothDevices<TestType> both(odd_parameters(mode.dtype),
+                                 with_mode(OptionsOf<TestType>(options).finite_check(true), mode));
       both.set_gradients();
       std::vector<Tensor> fixed;  // gradients that keep their addresses
       for (const Tensor& p : both.gpu) fixed.push_back(p.grad());
@@ -124,19 +128,20 @@ TEST_CASE("a captured SGD step replays to the bits of eager steps", "[fused_sgd]
   }
 }
 
-TEST_CASE("FusedSgd's state travels between devices", "[fused_sgd][gpu]") {
+TEMPLATE_TEST_CASE("the state of a rule of torch's travels between devices", "[torch_rules][gpu]", FusedSgd,
+                   FusedRmsprop) {
   PACER_NEEDS_GPU();
   for (const Mode& mode : all_modes()) {
     CAPTURE(mode.name);
     torch::manual_seed(88);
-    BothDevices<FusedSgd> both(odd_parameters(mode.dtype),
-                               with_mode(FusedSgdOptions(0.01).momentum(0.9).dampening(0.2).seed(6), mode));
+    BothDevices<TestType> both(odd_parameters(mode.dtype),
+                               with_mode(TorchRule<TestType>::rich().seed(6), mode));
     for (int step = 0; step < 3; ++step) {
       both.set_gradients();
       both.step();
     }
     auto cpu = clones(both.cpu), gpu = moved_to(both.gpu);
-    FusedSgd to_cpu(cpu), to_gpu(gpu);
+    TestType to_cpu(cpu), to_gpu(gpu);
     load_from(to_cpu, saved(both.on_gpu));
     to_gpu.import_state(both.on_cpu.export_state());
     for (int step = 0; step < 2; ++step) {
