@@ -7,11 +7,11 @@
 //   u = g / (sqrt(v) + eps), or g / (sqrt(v - a^2) + eps) where it is centered
 //   p -= lr * u, or with a momentum m = momentum * m + u, p -= lr * m
 //
-// Values are those of torch::optim::RMSprop, to the bit where a CPU has fused multiply-adds; but where rounding makes v - a^2
-// negative, torch has NaN, and this counts it as 0. The state is v, a where a group is centered, and m where it has
-// a momentum. What a group gets later begins at zero; the momentum is let go where it is set to 0. Everything else is as in
-// fused_adam.h: parameters of any shape, stride and dtype, on one device; those without a gradient sit the step out; bad input
-// throws InvalidArgument before anything is changed; on CUDA a step never synchronises and can be captured in a CUDA graph.
+// Values are those of torch::optim::RMSprop to a few units in the last place; but where rounding makes v - a^2 negative, torch
+// has NaN, and this counts it as 0. The state is v, a where a group is centered, and m where it has a momentum. What a group
+// gets later begins at zero; the momentum is let go where it is set to 0. Everything else is as in fused_adam.h: parameters of
+// any shape, stride and dtype, on one device; those without a gradient sit the step out; bad input throws InvalidArgument
+// before anything is changed; on CUDA a step never synchronises and can be captured in a CUDA graph.
 #pragma once
 
 #include <pacer/optimizers/adam_param_state.h>
