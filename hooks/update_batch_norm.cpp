@@ -11,6 +11,7 @@
 #include <pacer/hooks/detail/evaluation_scope.h>
 #include <pacer/hooks/hook.h>
 #include <pacer/modules/detail/model_modules.h>
+#include <pacer/modules/sync_batch_norm.h>
 
 namespace pacer {
 namespace {
@@ -41,7 +42,8 @@ std::vector<Measured> batch_norms(torch::nn::Module& model) {
     torch::nn::Module& module = *item.value();
     static_cast<void>(add<torch::nn::BatchNorm1dImpl>(item.key(), module, all) ||
                       add<torch::nn::BatchNorm2dImpl>(item.key(), module, all) ||
-                      add<torch::nn::BatchNorm3dImpl>(item.key(), module, all));
+                      add<torch::nn::BatchNorm3dImpl>(item.key(), module, all) ||
+                      add<modules::SyncBatchNormImpl>(item.key(), module, all));
   }
   return all;
 }

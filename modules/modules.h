@@ -18,5 +18,6 @@
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
 #include <pacer/modules/split_backward.h>
+#include <pacer/modules/sync_batch_norm.h>
 #include <pacer/modules/tensor_call.h>
 #include <pacer/modules/transformer_layer.h>

@@ -1,6 +1,7 @@
 // Everything of parallel: the ways in which ranks train one model together.
 #pragma once
 
+#include <pacer/parallel/convert_sync_batch_norm.h>
 #include <pacer/parallel/data_parallel.h>
 #include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/parameter_shards.h>
