@@ -30,6 +30,14 @@ def training(worker):
 
 
 @case
+def batch_norm(worker):
+    """Statistics of all ranks' rows, which travel beside gradients."""
+    for world_size in worlds():
+        play(worker, "train_batch_norm", world_size, nccl=1, steps=100 if LONG else 8)
+        play(worker, "batch_norm_mistake", world_size, nccl=1)
+
+
+@case
 def shards(worker):
     for world_size in worlds():
         play(worker, "train_shards", world_size, nccl=1, steps=500 if LONG else 30)

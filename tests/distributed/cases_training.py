@@ -86,6 +86,14 @@ def parameters(worker):
 
 
 @case
+def batch_norm(worker):
+    """Statistics of all ranks' rows, beside one process with the whole batch; and a rank whose input does not fit."""
+    for world_size in (2, 3):
+        play(worker, "train_batch_norm", world_size, steps=100 if LONG else 8)
+    play(worker, "batch_norm_mistake", 3)
+
+
+@case
 def memory_order(worker):
     """Parameters in another memory order are refused on one rank, and train on all."""
     play(worker, "memory_order", 2)
