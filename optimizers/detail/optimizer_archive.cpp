@@ -140,9 +140,7 @@ void refuse_oldest(InputArchive& archive, const OptimizerTraits& traits) {
   at::Tensor size;
   InputArchive state;
   if (archive.try_read("pytorch_version", value) || archive.try_read("state", state)) return;
-  const bool is_oldest = archive.try_read("step_buffers/size", size) ||
-                         archive.try_read("exp_average_buffers/size", size, /*is_buffer=*/false);
-  require(!is_oldest, traits.name,
+  require(!archive.try_read("step_buffers/size", size), traits.name,
           ": this archive was written by an optimizer of PyTorch before 1.5, whose layout was another; load "
           "it into "
           "torch's optimizer over the same parameters, and give that to take_over",

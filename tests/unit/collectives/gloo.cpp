@@ -41,6 +41,7 @@ TEST_CASE("a connection joins processes where there are several ranks", "[collec
     REQUIRE(first_of(run_ranks(world_size, [&](int rank) {
               const auto connection = connected(rank, world_size, folder.path(std::to_string(world_size)));
               require(connection.joins_processes == (world_size > 1), "it joins something else");
+              require(connection.local_rank == rank, "another place on this host");
             })) == "");
   }
 }
@@ -59,7 +60,8 @@ TEST_CASE("random programs over Gloo have the bits of one process", "[collective
   }
 }
 
-TEST_CASE("sums over Gloo are whole where nobody asks for their order", "[collectives]") {
+TEST_CASE("sums over Gloo are whole where nobody asks for their order, and single bytes arrive",
+          "[collectives]") {
   const TemporaryFolder folder;
   constexpr int kRanks = 3;
   REQUIRE(first_of(run_ranks(kRanks, [&](int rank) {
@@ -74,6 +76,10 @@ TEST_CASE("sums over Gloo are whole where nobody asks for their order", "[collec
               world.all_reduce(own).wait();
               require(own.equal(sum), "another sum of ", count);
             }
+            const Tensor sent = torch::arange(kRanks, torch::kByte) + 10 * rank,
+                         came = torch::zeros_like(sent);
+            world.all_to_all(came, sent).wait();  // a byte for each rank
+            require(came.equal(10 * torch::arange(kRanks, torch::kByte) + rank), "other bytes: ", came);
           })) == "");
 }
 

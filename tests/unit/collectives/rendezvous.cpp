@@ -244,9 +244,11 @@ TEST_CASE("Gloo's values are gathered once", "[collectives][rendezvous]") {
     return std::vector<std::string>{detail::pack({"0/0", "zero"}), own};
   });
   store->set("0/1", value("one"));
-  store->wait({"0/0", "0/1"});
+  store->set("1/1", value("another"));
+  store->wait({"0/0", "0/1", "1/1"});
   CHECK(store->get("0/0") == value("zero"));
   CHECK(store->get("0/1") == value("one"));
+  CHECK(store->get("1/1") == value("another"));
   CHECK_FALSE(store->check({"0/2"}));
   CHECK_THROWS_AS(store->get("0/2"), Error);
   CHECK_THROWS_WITH(store->set("0/3", value("late")),

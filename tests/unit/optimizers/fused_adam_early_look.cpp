@@ -1,5 +1,6 @@
 // The look at gradients ahead of the step: the same bits in norm and parameters, whatever was looked at early
 // and whatever happened to it since.
+#include <cmath>
 #include <cstring>
 
 #include "support/catch.h"
@@ -56,6 +57,14 @@ struct Pair {
   Guarded early, plain;
 };
 
+// Memory that nobody has written to is NaN.
+class NanMemory {
+ public:
+  NanMemory() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true); }
+  NanMemory(const NanMemory&) = delete;
+  ~NanMemory() { at::globalContext().setDeterministicAlgorithms(false, false); }
+};
+
 // Without telling LibTorch, so that only a new look can see it.
 void overwrite(const Tensor& gradient) { std::memset(gradient.mutable_data_ptr(), 0, 4); }
 
@@ -71,6 +80,16 @@ TEST_CASE("a look in parts and ahead of the step gives the same bits", "[fused_a
     expect_same_step(pair.early, pair.plain);
     set_random_gradients(pair.early.parameters, pair.plain.parameters);
   }
+}
+
+TEST_CASE("a look in parts reads no memory that nobody has written to", "[fused_adam]") {
+  torch::manual_seed(3);
+  const NanMemory nan_memory;
+  REQUIRE(torch::empty({3}).isnan().all().item<bool>());
+  Pair pair;
+  CHECK(pair.early.look({0, 1, 2, 3, 4, 5, 6}));
+  expect_same_step(pair.early, pair.plain);
+  CHECK(std::isfinite(pair.early.inputs.guard->read().norm));
 }
 
 TEST_CASE("the step does not look again at what was seen, and forgets it afterwards", "[fused_adam]") {

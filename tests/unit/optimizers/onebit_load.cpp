@@ -66,6 +66,15 @@ TEMPLATE_TEST_CASE("state that was frozen by another rule, or makes no sense, is
         state[key] = value;
         return unless_refused_whole(ranks, 0, {key}, [&] { optimizer.import_states(state, errors); });
       };
+      for (const int64_t group : {0, 1}) {  // OneBitLamb misses averages of trust ratios, or has too many
+        const std::string number = std::to_string(group);
+        NamedTensors state = cloned_state(mine);
+        state["group/" + number + "/compress"] = number_tensor(group == 1);
+        const std::string says = std::is_same_v<TestType, OneBitLamb>
+                                     ? "\"" + number + ".0/trust_average\""
+                                     : "parameter group " + number + " is compressed here or in the state";
+        CHECK(unless_refused_whole(ranks, 0, {says}, [&] { optimizer.import_states(state, errors); }) == "");
+      }
       CHECK(with("onebit/attempts", number_tensor(int64_t{-1})) == "");
       CHECK(with("onebit/frozen_at", number_tensor(int64_t{0})) == "");
       CHECK(with("onebit/frozen_at", number_tensor(2.0)) == "");

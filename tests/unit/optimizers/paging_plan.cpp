@@ -98,6 +98,9 @@ TEST_CASE("pages are full, and neighbours travel in one copy", "[paging]") {
   CHECK(pages[1].elements == 8192);
   CHECK(pages[2].elements == 8192);
   for (const Page& page : pages) CHECK(page.extents.size() == 1);
+  auto in_two_segments = side_by_side({100, 200, 300});
+  in_two_segments.front().segment = 1;
+  CHECK(cut_pages(in_two_segments, 8, 65536, false).front().extents.size() == 2);
   CHECK(cut_pages(side_by_side({0, 0}), 8, 65536, false).empty());
   CHECK(cut_pages({}, 8, 65536, true).empty());
 }

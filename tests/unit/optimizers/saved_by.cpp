@@ -197,6 +197,10 @@ TEST_CASE("the state of an optimizer before it said which it was loads as ever",
   CHECK(state_of(target, model->weight).step() == 1);
   state["state_version"] = number_tensor(int64_t{4});
   CHECK(contains(refusal([&] { target.import_state(state); }), "no \"optimizer\""));
+  for (const Tensor& no_text : {torch::zeros({2, 2}, at::kByte), torch::zeros({3}, at::kInt)}) {
+    state["optimizer"] = no_text;
+    CHECK(contains(refusal([&] { target.import_state(state); }), "is no text"));
+  }
 }
 
 TEST_CASE("archives go by name where both sides have names, whatever their order", "[resume]") {

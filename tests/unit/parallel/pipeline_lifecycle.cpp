@@ -130,6 +130,10 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
        [](Setup& s, auto&) {
          s.options.last({"norm", "headd"});
        }},
+      {"an empty name", "names \"\", but the model has no module",
+       [](Setup& s, auto&) {
+         s.options.last({"norm", "head", ""});
+       }},
       {"a cut of too few numbers", "PipelineOptions::cut must have 3 numbers",
        [](Setup& s, auto&) {
          s.options.cut({0, 6});
@@ -251,6 +255,7 @@ TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is 
          };
        }},
       {"another batch", "were given different batches", [](Setup& s, auto&) { s.steps = 77; }},
+      {"a batch of another shape", "were given different batches", [](Setup& s, auto&) { s.steps = -1; }},
   };
   for (const Row& row : table) {
     INFO(row.name);
@@ -259,7 +264,9 @@ TEST_CASE("ranks of a pipeline that are not alike hear of it before anything is 
         2, 1, Setup(), one_f_one_b(4),
         [&](PipelineRank& rank) {
           try {
-            rank.step(rank.setup.steps);
+            const auto [x, y] = rank.batch(rank.setup.steps == 77 ? 77 : Setup().steps);
+            const bool is_reshaped = rank.setup.steps == -1;  // with the same numbers
+            (void)rank.pass(is_reshaped ? x.view({4, -1}) : x, is_reshaped ? y.view({4, -1}) : y);
           } catch (...) {
             payload[static_cast<size_t>(rank.grid.stage())] =
                 traffic_of(*rank.grid.world(), "send").bytes_sent;

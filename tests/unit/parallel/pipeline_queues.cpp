@@ -2,9 +2,12 @@
 // queue one after the other, every plan comes to its end.
 #include <pacer/parallel/detail/stage_messages.h>
 
+#include <chrono>
 #include <deque>
 
 #include "support/catch.h"
+#include "support/collectives/ranks.h"
+#include "support/message_of.h"
 #include "support/parallel/pipeline_plans.h"
 
 namespace pacer::testing {
@@ -114,6 +117,42 @@ TEST_CASE("every plan ends over the queues of its messages, though each waits fo
       }
     }
   }
+}
+
+TEST_CASE("a stage sends up to eight tensors of up to eight dimensions, empty ones, too, and no others",
+          "[pipeline]") {
+  const auto worlds = Communicator::in_process(2, CommunicatorOptions().timeout(std::chrono::seconds(10)));
+  PipelineSchedule schedule;
+  schedule.ranks = 2;
+  Tensors sent = {torch::randn({2, 1, 1, 2, 1, 1, 1, 3}), torch::empty({0, 3}), torch::tensor(true)};
+  sent.push_back(torch::randn({4}).requires_grad_());
+  while (sent.size() < 8) sent.push_back(torch::arange(6).view({2, 3}).t());
+  const std::vector<Tensors> refused = {{},
+                                        Tensors(9, sent[0]),
+                                        {sent[0].unsqueeze(0)},
+                                        {sent[1], at::Tensor()},
+                                        {torch::ones({2}).to_sparse()}};
+  REQUIRE(first_of(run_ranks(2, [&](int rank) {
+            StageMessages stage(worlds[static_cast<size_t>(rank)], schedule);
+            if (rank == 1) {
+              const Tensors came = stage.take_activations(1, /*kind=*/0);
+              require(came.size() == sent.size(), came.size(), " tensors");
+              for (size_t i = 0; i < came.size(); ++i) {
+                require(came[i].dtype() == sent[i].dtype() && came[i].equal(sent[i]) &&
+                            came[i].requires_grad() == sent[i].requires_grad(),
+                        "tensor ", i, " is another one");
+              }
+              return;
+            }
+            for (size_t i = 0; i < refused.size(); ++i) {
+              const std::string message =
+                  message_of([&] { stage.send_activations(0, /*kind=*/0, refused[i]); });
+              const char* const why = i < 2 ? "tensors to the next; it must be 1 to 8" : "cannot be sent";
+              require(message.find(why) != std::string::npos, "number ", i, ": ", message);
+            }
+            stage.send_activations(0, /*kind=*/0, sent);
+            stage.collect(/*wait=*/true);
+          })) == "");
 }
 
 }  // namespace pacer::testing

@@ -1,5 +1,7 @@
 // Pipelines some of whose ranks have nothing to train, or no blocks: they train as one process does.
+#include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +11,7 @@
 #include <pacer/pacer.h>
 
 #include "support/catch.h"
+#include "support/message_of.h"
 #include "support/parallel/pipeline_runs.h"
 
 namespace pacer::testing::pipelines {
@@ -131,6 +134,60 @@ TEST_CASE("a block that writes to what another stage sent is named, with the rem
                             0) == 0);
   REQUIRE(messages[1].find("x = x.clone()") != std::string::npos);
   REQUIRE(messages[0].find("rank 1 left: backward failed: block 2 writes in place") != std::string::npos);
+  // A write to a parameter has words of LibTorch's own.
+  const auto others = heard([](LanguageModel&) {},
+                            [](LanguageModel& model, size_t i, const Tensor& x) {
+                              if (i == 1) model->blocks->at<BlockImpl>(1).up->bias.add_(1);
+                              return model->blocks->run(i, &BlockImpl::forward, x);
+                            });
+  REQUIRE(others[0].find("leaf Variable that requires grad") != std::string::npos);
+}
+
+TEST_CASE("a stage that does not read what the one before has sent gives it gradients of zero",
+          "[pipeline]") {
+  const auto messages =
+      heard([](LanguageModel&) {},
+            [](LanguageModel& model, size_t i, const Tensor& x) {
+              return model->blocks->run(i, &BlockImpl::forward, i == 2 ? torch::ones_like(x) : x);
+            });
+  REQUIRE(first_of(messages) == "");
+}
+
+TEST_CASE("a layer that is unfrozen between two steps learns from all replicas of a pipeline", "[pipeline]") {
+  constexpr int kRanks = 4;
+  const auto worlds =
+      Communicator::in_process(kRanks, CommunicatorOptions().timeout(std::chrono::seconds(20)));
+  Setup setup;
+  setup.prepare = only({"blocks.0", "head"});
+  std::vector<LanguageModel> models;
+  for (int r = 0; r < kRanks; ++r) models.push_back(make_model(setup));
+  std::vector<std::map<std::string, Tensor>> weights(kRanks);
+  const auto messages = run_ranks(kRanks, [&](int r) {
+    const auto at = static_cast<size_t>(r);
+    PipelineRank rank(setup, one_f_one_b(4), 2, worlds[at], models[at]);
+    rank.step(0);
+    const auto before = rank.weights();
+    only({"blocks.1", "blocks.4", "head"})(models[at]);
+    for (int64_t step = 1; step < 3; ++step) rank.step(step);
+    weights[at] = rank.weights();
+    for (const std::string name : {"blocks.1.up.weight", "blocks.4.up.weight"}) {
+      if (before.count(name) != 0) require(!before.at(name).equal(weights[at].at(name)), name, " stayed");
+    }
+    rank.session->finish();
+  });
+  REQUIRE(first_of(messages) == "");
+  for (const size_t first : {0, 2}) REQUIRE(difference(weights[first], weights[first + 1]) == "");
+}
+
+TEST_CASE("a Pipeline of another model than the Session's is refused", "[pipeline][mistakes]") {
+  const auto world = Communicator::alone(at::kCPU);
+  LanguageModel model = make_model(Setup()), other = make_model(Setup());
+  Pipeline pipeline(*model, model->blocks, &BlockImpl::forward, Grid(world, 1), one_f_one_b(2),
+                    Setup().options);
+  FusedAdamW optimizer(other->named_parameters(), FusedAdamWOptions(0.01));
+  Session session(*other, optimizer, world);
+  REQUIRE(message_of([&] { session.use(pipeline); }).find("another model than the Session's") !=
+          std::string::npos);
 }
 
 TEST_CASE("a pipeline that trains nothing at all is refused on all ranks", "[pipeline][mistakes]") {

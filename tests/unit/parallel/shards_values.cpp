@@ -97,6 +97,17 @@ TEST_CASE("a group leaves after each backward pass, unless it is to stay until t
   }
 }
 
+TEST_CASE("values that were on their way and not used are not those of the next step", "[shards][blocks]") {
+  const std::vector<Tensor> parameters = two_parameters();
+  ParameterShards shards(groups_of(parameters), Communicator::alone(at::kCPU));
+  shards.keep_parts();
+  shards.gather_ahead(1, 1);
+  shards.release_all();
+  for (const auto& part : shards.parts()) part.values.fill_(7);  // a step
+  shards.gather(1);
+  CHECK(parameters[1].eq(7).all().item<bool>());
+}
+
 TEST_CASE("a window that ends early adds over replicas, unless it is told to stay local", "[shards][nodes]") {
   for (const bool stays_local : {false, true}) {
     CAPTURE(stays_local);
