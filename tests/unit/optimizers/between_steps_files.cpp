@@ -68,6 +68,19 @@ TEMPLATE_TEST_CASE("errors of another memory order are refused", "[lifecycle]", 
   }
 }
 
+TEST_CASE("errors of a node of one rank are joined as those of a rank that has no node", "[lifecycle]") {
+  const auto parameters = leaves({torch::arange(12, at::kFloat).view({4, 3})});
+  OneBitAdam optimizer(parameters, alone<OneBitAdam>());
+  for (uint64_t t = 0; t < 4; ++t) set_gradients(parameters, 0, t), optimizer.step();
+  const NamedTensors state = cloned_state(optimizer.export_state());
+  const NamedTensors errors = cloned_state(optimizer.export_rank_state());
+  NamedTensors of_node = errors;
+  of_node["0.0/worker_error"] = errors.at("0.0/worker_error").view({-1});
+  of_node["onebit/first_of_parts"] = torch::zeros({1}, at::kLong);
+  CHECK(differing_name(contract(optimizer).join_rank_states(state, {errors}),
+                       contract(optimizer).join_rank_states(state, {of_node})) == "");
+}
+
 TEST_CASE("a file from before PyTorch 1.5 is refused with the way to load it", "[lifecycle]") {
   torch::serialize::OutputArchive out;
   out.write("step_buffers/size", torch::tensor(int64_t{0}));

@@ -102,6 +102,17 @@ TEMPLATE_TEST_CASE("gradients that are all zero postpone the freeze until one is
   }
 }
 
+TEMPLATE_TEST_CASE("a freeze waits for a gradient where one element is all that is compressed, too (N3)",
+                   "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
+  OneBitRanks<TestType> ranks(1, {{{{1}}, OptionsOf<TestType>(0.01).freeze_step(2)}});
+  for (int64_t t = 1; t <= 5; ++t) {
+    auto gradients = ranks.gradients(t);
+    if (t < 5) gradients[0][0].zero_();
+    REQUIRE(ranks.step(gradients) == "");
+    CHECK(ranks.optimizers[0]->frozen_at().has_value() == (t == 5));
+  }
+}
+
 TEMPLATE_TEST_CASE("16-bit parameters are the textbook's fp32 values, to the bit, and those rounded",
                    "[onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
   using O = OptionsOf<TestType>;
