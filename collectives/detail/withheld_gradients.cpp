@@ -36,6 +36,12 @@ void WithheldGradients::withhold(size_t parameter) {
   entry.is_withheld = true;
 }
 
+void WithheldGradients::withhold_all() {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].parameter.grad().defined()) withhold(i);
+  }
+}
+
 bool WithheldGradients::put_back(Entry& entry) {
   if (!std::exchange(entry.is_withheld, false)) return true;
   at::Tensor gradient = std::move(entry.gradient);

@@ -26,6 +26,8 @@ class WithheldGradients {
   void add(const std::string& name, const at::Tensor& parameter);
   // Keeps this parameter's gradient, if it has one, until it is put back or returned.
   void withhold(size_t parameter);
+  // All gradients that there are.
+  void withhold_all();
   // Puts all gradients back. Throws InvalidArgument that names the first parameter whose stand-in was cleared
   // or replaced; that one stays as it is.
   void give_back();

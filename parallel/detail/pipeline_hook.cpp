@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -13,6 +14,7 @@
 #include <pacer/hooks/detail/missed_parameters.h>
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/parallel/detail/touch_remedy.h>
 
 namespace pacer::detail {
 namespace {
@@ -163,12 +165,27 @@ double PipelineHook::join() {
   require(std::count(of_ranks.begin(), of_ranks.end(), "trains") > 0,
           "no parameter that the ranks of the pipeline update needs a gradient, so that steps would change "
           "nothing; unfreeze some");
+  watch_gradients();
   bucketer_.reset();  // takes its hooks from the parameters before the next one adds its own
   if (grid_.pipelines() > 1 && trains) {
     bucketer_ = std::make_unique<GradientBucketer>(named_optimizer_parameters(parts()), grid_.replicas(),
                                                    BucketOptions().unused_is_zero(options_.unused_is_zero()));
   }
   return bucketer_ ? bucketer_->scale() : 1.0;
+}
+
+void PipelineHook::watch_gradients() {
+  withheld_.reset();
+  if (grid_.world()->world_size() == 1) return;
+  withheld_ = std::make_unique<WithheldGradients>(kTouchRemedy);
+  std::unordered_set<const void*> own;
+  for (const auto& [name, parameter] : named_optimizer_parameters(parts())) {
+    own.insert(parameter.unsafeGetTensorImpl());
+    withheld_->add(name, parameter);
+  }
+  for (const TiedParameter& tied : stage_model_.tied()) {
+    if (own.count(tied.parameter.unsafeGetTensorImpl()) == 0) withheld_->add(tied.name, tied.parameter);
+  }
 }
 
 // Around the passes of all micro-batches. Nothing looks at gradients before the last one has ended.
@@ -183,11 +200,13 @@ void PipelineHook::backward_begin(const Progress& progress) {
 void PipelineHook::backward_end(const Progress& /*progress*/) {
   wide_.end_pass();
   wide_.round_the_rest();
+  if (withheld_) withheld_->withhold_all();
 }
 
 void PipelineHook::backward_failed() {
   messages_.drop();
   wide_.end_pass();
+  if (withheld_) withheld_->put_back();
   if (bucketer_) bucketer_->drop();
   ParallelTraining::backward_failed();
 }
@@ -209,6 +228,7 @@ void PipelineHook::require_same_batch(const std::string& data) const {
 }
 
 void PipelineHook::gradients_ready(const Progress& window) {
+  if (withheld_) withheld_->give_back();
   add_tied_gradients();
   if (!is_joined()) return;
   if (bucketer_) {

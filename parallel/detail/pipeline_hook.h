@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <pacer/collectives/detail/withheld_gradients.h>
 #include <pacer/collectives/gradient_bucketer.h>
 #include <pacer/collectives/grid.h>
 #include <pacer/hooks/detail/wide_gradients.h>
@@ -55,6 +56,7 @@ class PipelineHook : public ParallelTraining {
   double join() override;
   // The ranks of a pipeline have the same batches; the last stage's count.
   bool counts_batches() const override { return grid_.stage() == grid_.stages() - 1; }
+  void watch_gradients();
   void add_tied_gradients();
   void share_tied_values();
 
@@ -67,6 +69,8 @@ class PipelineHook : public ParallelTraining {
   StageMessages messages_;
   SessionParts* attached_ = nullptr;
   std::unique_ptr<GradientBucketer> bucketer_;  // with replicas
+  // From the passes to gradients_ready, where there are other ranks: a norm of this rank's would be a stage's.
+  std::unique_ptr<WithheldGradients> withheld_;
   WideGradients wide_;
 };
 

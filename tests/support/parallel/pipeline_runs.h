@@ -48,6 +48,8 @@ struct Setup {
   std::function<void(LanguageModel&)> prepare = [](LanguageModel&) {};  // the whole model, before all else
   at::ScalarType dtype = at::kFloat;
   std::function<void(Session&, LanguageModel&)> use = [](Session&, LanguageModel&) {};
+  std::function<void(LanguageModel&)> between = [](LanguageModel&) {
+  };  // the pipeline's step and the Session's
   std::function<std::unique_ptr<torch::optim::Optimizer>(NamedParameters)> optimizer =
       [](NamedParameters parameters) {
         return std::make_unique<FusedAdamW>(std::move(parameters), FusedAdamWOptions(0.01));
@@ -98,6 +100,7 @@ struct PipelineRank {
   void step(int64_t number) {
     const auto [x, y] = batch(number);
     losses.push_back(pass(x, y).item<double>());
+    setup.between(model);
     session->step();
   }
   double evaluate() {
