@@ -1,5 +1,7 @@
 // A state belongs to the optimizer that saved it and to the parameters of its names: no other optimizer goes
 // on from it, and no other parameter gets it.
+#include <sstream>
+
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
@@ -201,6 +203,29 @@ TEST_CASE("the state of an optimizer before it said which it was loads as ever",
     state["optimizer"] = no_text;
     CHECK(contains(refusal([&] { target.import_state(state); }), "is no text"));
   }
+}
+
+TEST_CASE("an archive of the first version resets an option that it leaves out", "[resume]") {
+  const auto read_back = [](torch::serialize::OutputArchive& written) {
+    std::stringstream file;
+    written.save_to(file);
+    torch::serialize::InputArchive archive;
+    archive.load_from(file);
+    return archive;
+  };
+  torch::serialize::OutputArchive now, first;
+  FusedAdamWOptions(0.5).serialize(now);
+  auto all = read_back(now);
+  for (const std::string& key : all.keys()) {
+    c10::IValue value;
+    all.read(key, value);
+    if (key != "state_version" && key != "optimizer") first.write(key, value);
+  }
+  auto options = FusedAdamWOptions(0.1).initial_lr(0.3);
+  auto archive = read_back(first);
+  options.serialize(archive);
+  CHECK(options.lr() == 0.5);
+  CHECK_FALSE(options.initial_lr().has_value());
 }
 
 TEST_CASE("archives go by name where both sides have names, whatever their order", "[resume]") {
