@@ -50,7 +50,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const BatchNormTensors& tensors);
 
   void reset() override;
+  // Running statistics as at first, the weight 1 and the bias 0.
   void reset_parameters();
+  // A running mean of 0, a variance of 1, and no batches.
   void reset_running_stats();
   void pretty_print(std::ostream& stream) const override;
 
