@@ -9,6 +9,7 @@
 #include <pacer/optimizers/fused_lamb.h>
 #include <pacer/optimizers/fused_rmsprop.h>
 #include <pacer/optimizers/fused_sgd.h>
+#include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
 
@@ -42,6 +43,10 @@ std::vector<std::pair<std::string, Make>> own_optimizers() {
        }},
       {"FusedRmsprop", [](const NamedParameters& p) -> Made { return std::make_unique<FusedRmsprop>(p); }},
       {"FusedLamb", [](const NamedParameters& p) -> Made { return std::make_unique<FusedLamb>(p); }},
+      {"Muon",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<Muon>(p, MuonOptions(0.1).orthogonalize(false));
+       }},
       {"OneBitAdam",
        [](const NamedParameters& p) -> Made {
          return std::make_unique<OneBitAdam>(p, OneBitAdamOptions().freeze_step(100));

@@ -79,6 +79,12 @@ std::vector<Change> changes() {
                                                    [](FusedRmspropOptions& o) { o.centered(true); }),
       change_of<OneBitAdam, OneBitAdamOptions>("eps", OneBitAdamOptions(0.01).freeze_step(100),
                                                [](OneBitAdamOptions& o) { o.eps(1e-3); }),
+      change_of<OneBitLamb, OneBitLambOptions>("max_coeff", OneBitLambOptions(0.01).freeze_step(100),
+                                               [](OneBitLambOptions& o) { o.max_coeff(0.5); }),
+      change_of<Muon, MuonOptions>("momentum", MuonOptions(0.01).orthogonalize(false),
+                                   [](MuonOptions& o) { o.momentum(0.5); }),
+      change_of<ScheduleFreeAdamW, ScheduleFreeAdamWOptions>(
+          "eps", ScheduleFreeAdamWOptions(0.01), [](ScheduleFreeAdamWOptions& o) { o.eps(1e-3); }),
       change_of<Adam, AdamOptions>("weight_decay", AdamOptions(0.01),
                                    [](AdamOptions& o) { o.weight_decay(0.5); }),
       change_of<AdamW, AdamWOptions>("weight_decay", AdamWOptions(0.01),
