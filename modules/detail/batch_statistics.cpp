@@ -148,10 +148,14 @@ PartSums part_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& 
     return part;
   }
   if (x.is_cuda()) {
-    at::Tensor sum, products;
-    const bool is_affine = weight.defined();  // whose dtype the gradients of weight and bias have
-    std::tie(sum, products, part.weight, part.bias) = at::batch_norm_backward_reduce(
-        in_order_of(x, dy), x, moments.mean, moments.inverse, given(weight), true, is_affine, is_affine);
+    // Of what it makes itself for weight and bias some of its kernels round to the dtype of x.
+    const auto [sum, products, no_weight, no_bias] =
+        at::batch_norm_backward_reduce(in_order_of(x, dy), x, moments.mean, moments.inverse, given(weight),
+                                       /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
+    if (weight.defined()) {
+      part.weight = products.mul(moments.inverse);
+      part.bias = sum;
+    }
     part.sums = at::cat({sum, products});
     return part;
   }
