@@ -89,11 +89,16 @@ TEST_CASE("five kinds of model, three seeds", "[.][onebit_study]") {
   std::printf("| model | optimizer | loss | accuracy | movement |\n| --- | --- | ---: | ---: | ---: |\n");
   for (const OneBitModel& kind : all_onebit_models()) {
     for (const bool lamb : {false, true}) {
-      const auto all_vectors = [](auto& o) { o.compress_vectors(true); };
+      const auto arm = [&](const auto& change) { return in_signs(kind, lamb, kFreeze, change); };
+      // OneBitAdam has scales for blocks, OneBitLamb one for the buffer.
       const std::vector<std::pair<const char*, Make>> arms = {
           {lamb ? "LAMB" : "AdamW", in_full(kind, lamb)},
-          {lamb ? "1-bit LAMB" : "1-bit Adam", in_signs(kind, lamb, kFreeze, [](auto&) {})},
-          {"`compress_vectors(true)`", in_signs(kind, lamb, kFreeze, all_vectors)}};
+          {lamb ? "1-bit LAMB" : "1-bit Adam", arm([](auto&) {})},
+          {lamb ? "`block_scales(true)`" : "`block_scales(false)`",
+           arm([&](auto& o) { o.block_scales(lamb); })},
+          {"`compress_vectors(true)`", arm([](auto& o) { o.compress_vectors(true); })},
+          {"both", arm([&](auto& o) { o.block_scales(lamb).compress_vectors(true); })},
+          {"`variance_floor(0)`", arm([](auto& o) { o.variance_floor(0); })}};
       for (const auto& [name, make] : arms) {
         OneBitOutcome mean{0, 0, 0};
         for (const uint64_t seed : {1, 2, 3}) {
