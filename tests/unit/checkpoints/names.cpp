@@ -86,11 +86,14 @@ std::vector<Misfit> misfits() {
   return cases;
 }
 
-// Whether the state of that parameter has more than a count: without a momentum FusedSgd keeps nothing that has a
-// shape or a dtype.
+// Whether the state of that parameter has more than its group and a count: without a momentum FusedSgd keeps nothing
+// that has a shape or a dtype.
 bool has_tensors(const NamedTensors& state, const std::string& name) {
   return std::any_of(state.begin(), state.end(), [&](const auto& item) {
-    return item.first.compare(0, name.size() + 1, name + "/") == 0 && item.first != name + "/step";
+    if (item.first.compare(0, name.size() + 1, name + "/") != 0 || contains(item.first, "/exists"))
+      return false;
+    const std::string field = item.first.substr(name.size() + 1);
+    return field != "step" && field != "group" && field != "has_state";
   });
 }
 

@@ -18,7 +18,8 @@ namespace pacer::testing::resume_step {
 namespace {
 
 std::unique_ptr<SmallRun> run_saving_to(const std::string& folder) {
-  auto run = std::make_unique<SmallRun>(all_optimizers().front(), std::vector<RegisteredHook>());
+  auto run = std::make_unique<SmallRun>(all_optimizers().front(), std::vector<RegisteredHook>(),
+                                        /*dropout=*/0, Communicator::alone(at::kCPU), /*own_random=*/false);
   run->session->use(Checkpoints(CheckpointsOptions(folder).keep(10).every(1).synchronous(true)));
   return run;
 }

@@ -52,6 +52,7 @@ TEST_CASE("the gradients of a pipeline are not touched before the Session's step
       CAPTURE(is_tied, replicas);
       Setup setup;
       setup.is_tied = is_tied;
+      if (is_tied) setup.options.last({"norm", "embedding"});
       setup.steps = 2;
       const Result untouched = run_piped(setup, one_f_one_b(4), 2, replicas);
       setup.between = touch_all;
