@@ -248,7 +248,7 @@ TEST_CASE("in eval() a rank asks no other, with running statistics or without", 
     if (rank == 1) return;
     const Tensor x = batch(4, {2}, 7).to(torch::kFloat);
     RANK_REQUIRE(tracked(x).allclose(x, 1e-4, 1e-4));
-    RANK_REQUIRE(untracked(x).mean({0, 2}).abs().max().item<double>() < 1e-5);
+    RANK_REQUIRE(untracked(x).mean(at::IntArrayRef{0, 2}).abs().max().item<double>() < 1e-5);
   });
   CHECK(first_of(messages) == "");
 }
