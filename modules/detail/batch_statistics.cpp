@@ -46,6 +46,13 @@ at::Tensor in_order_of(const at::Tensor& x, const at::Tensor& dy) {
   return dy.contiguous(x.suggest_memory_format());
 }
 
+// x or its gradient where sums over it are to be exact: LibTorch's kernel for planes rounds what its threads have added up
+// to 16 bits where x has as many, that for channels last does not.
+at::Tensor for_sums(const at::Tensor& x) {
+  if (x.element_size() > 2 || x.dim() == 2) return x;
+  return x.flatten(2).unsqueeze(3).contiguous(at::MemoryFormat::ChannelsLast);
+}
+
 at::Tensor doubles(int64_t count) { return at::empty({count}, at::kDouble); }
 
 BatchMoments join_on_cpu(const at::Tensor& moments, at::ScalarType type, const RunningStatistics& running,
@@ -148,10 +155,9 @@ PartSums part_sums(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& 
     return part;
   }
   if (x.is_cuda()) {
-    // Of what it makes itself for weight and bias some of its kernels round to the dtype of x.
-    const auto [sum, products, no_weight, no_bias] =
-        at::batch_norm_backward_reduce(in_order_of(x, dy), x, moments.mean, moments.inverse, given(weight),
-                                       /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
+    const auto [sum, products, no_weight, no_bias] = at::batch_norm_backward_reduce(
+        for_sums(in_order_of(x, dy)), for_sums(x), moments.mean, moments.inverse, given(weight),
+        /*input_g=*/true, /*weight_g=*/false, /*bias_g=*/false);
     if (weight.defined()) {
       part.weight = products.mul(moments.inverse);
       part.bias = sum;
