@@ -93,7 +93,7 @@ double Session::weight_of(int64_t tokens) const {
   return parts_.weight_by_tokens ? static_cast<double>(tokens) * kWeightPerToken : 1.0;
 }
 
-void Session::backward(const at::Tensor& loss) {
+void Session::backward(const at::Tensor& loss, const BackwardOptions& options) {
   require(in_forward_, "Session::backward without begin; call begin, backward and step once per micro-batch");
   require(
       loss.defined() && loss.numel() == 1 && at::isFloatingType(loss.scalar_type()),
@@ -117,7 +117,7 @@ void Session::backward(const at::Tensor& loss) {
     if (is_last && parts_.session_optimizer()) {
       parts_.session_optimizer()->begin_backward([this] { return parts_.coming_inputs(); });
     }
-    scaled.backward();
+    scaled.backward(/*gradient=*/{}, options.retain_graph());
     if (weight == 0) detail::forget_micro_batch(parts_);
     end_passes();
   } catch (const std::exception& error) {

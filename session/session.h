@@ -62,6 +62,13 @@ struct ResumeOptions {
   TORCH_ARG(std::optional<int64_t>, step) = std::nullopt;
 };
 
+struct BackwardOptions {
+  BackwardOptions() = default;
+  // Keeps the graph for another backward: of a second loss on the same forward pass, in this window or in
+  // another Session. Before this one's optimizer steps, because the graph needs the weights as they were.
+  TORCH_ARG(bool, retain_graph) = false;
+};
+
 class Session {
  public:
   // Both are held by reference and must outlive the Session, which keeps a model in a shared_ptr or holder
@@ -140,7 +147,7 @@ class Session {
   // Ends the forward pass and runs backward on loss x loss scale x weight of the micro-batch. `loss`: one
   // floating-point number, the mean over the micro-batch. Where backward throws, the window's gradients are
   // dropped and it starts again with the next begin.
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
 
   // Ends the micro-step; on the last one of a window the optimizer takes its step. True if it did (even where
   // it then skipped because of gradients that are not finite).

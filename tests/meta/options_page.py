@@ -35,7 +35,7 @@ CARDS = {
     "fused-adam.md": {"FusedAdamWOptions"},
     "own-optimizer.md": {"OwnRuleOptions"},
     "schedule-free.md": {"ScheduleFreeAdamWOptions"},
-    "session.md": {"GradientAccumulationOptions", "GradientClippingOptions", "LossScaleRule", "ResumeOptions"},
+    "session.md": {"BackwardOptions", "GradientAccumulationOptions", "GradientClippingOptions", "LossScaleRule", "ResumeOptions"},
     "schedules.md": {"BatchSchedule", "LearningRateScheduleOptions", "VaryOptions"},
     "validation.md": {"EarlyStoppingOptions"},
     "checkpoints.md": {"LoadWeightsOptions"},
