@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
+#include <pacer/checkpoints/detail/checkpoint_files.h>
 #include <pacer/checkpoints/detail/merged_weights.h>
 #include <pacer/checkpoints/detail/quantized_weights.h>
 #include <pacer/checkpoints/detail/shared_memory.h>
@@ -14,6 +15,7 @@
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/checkpoints/detail/weights_files.h>
 #include <pacer/core/error.h>
+#include <pacer/files/file_system.h>
 #include <pacer/files/safetensors.h>
 #include <pacer/optimizers/named_tensors.h>
 
@@ -165,6 +167,16 @@ LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
   for (const auto& [name, value] : values) tensors.at(name).copy_(value);
   quantized.put_in_force();
   return weights;
+}
+
+std::map<std::string, std::vector<int64_t>> saved_shapes(const std::string& folder) {
+  std::map<std::string, std::vector<int64_t>> shapes;
+  if (!folder_exists(posix_file_system(), folder)) return shapes;
+  const std::string newest = detail::find_newest(folder);
+  if (newest.empty()) return shapes;
+  const std::vector<SafetensorsFile> headers = detail::read_headers(detail::find_weights(newest));
+  for (const auto& [name, tensor] : tensors_of(headers)) shapes.emplace(name, tensor.shape);
+  return shapes;
 }
 
 }  // namespace pacer

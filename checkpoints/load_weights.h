@@ -8,6 +8,8 @@
 //   pacer::load_weights(*model, "hub/llama-7b-bnb-4bit");               // a folder of Hugging Face
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -56,5 +58,10 @@ struct LoadedWeights {
 // not in the index. Nothing was changed then.
 LoadedWeights load_weights(torch::nn::Module& model, const std::string& path,
                            const LoadWeightsOptions& options = {});
+
+// The shapes of parameters and buffers by name in the newest checkpoint of the folder that verifies: for a model whose size
+// is in its checkpoint, before it is made. Empty where the folder is not there or has no checkpoint yet, as at the start of
+// a run. What was passed over is said on stderr. FileError for one that is damaged or cannot be read.
+std::map<std::string, std::vector<int64_t>> saved_shapes(const std::string& folder);
 
 }  // namespace pacer

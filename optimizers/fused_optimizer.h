@@ -43,6 +43,16 @@ class FusedOptimizer : public SessionOptimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 
+  // Parameters that grow and shrink. Each `second` takes the place of its `first` in the group, with its name and state:
+  // row i has the state of the old row rows[i], or where that is -1 begins anew, with zeros, at the parameter's step
+  // count. `rows`: Long [rows of the new ones]. The new tensors have the old ones' dtype, device and further dimensions;
+  // their values are yours, also of kept rows: a master copy follows them where they changed. All of it or, where it
+  // throws InvalidArgument, nothing. It waits for a GPU, and belongs between steps; put the new tensors into the model,
+  // too. Not for 1-bit optimizers, nor where ranks share the parameters out (Shards).
+  //   optimizer.replace({{means, new_means}, {colors, new_colors}}, rows);
+  void replace(const std::vector<std::pair<torch::Tensor, torch::Tensor>>& parameters,
+               const torch::Tensor& rows);
+
   // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
   // Waits for the device on a GPU.
   int64_t skipped_steps() const override;

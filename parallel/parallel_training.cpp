@@ -18,9 +18,11 @@
 
 namespace pacer {
 
-void ParallelTraining::forward_begin(const Progress& /*progress*/) {
+void ParallelTraining::forward_begin(const Progress& progress) {
   // An evaluation that puts other weights or buffers in for a while takes them out again.
   const bool trains = parts_->evaluations == 0;
+  // Backward needs what forward has read, and no values of rank 0's that come between the two.
+  if (is_joined_ && trains && has_new_parameters()) follow_parameters(progress);
   const bool have_values = parts_->sharded_state == nullptr || !parts_->sharded_state->keeps_parts();
   in_forward_ = is_joined_ && have_values && trains;
   if (in_forward_) {
@@ -65,6 +67,14 @@ void GradientExchange::backward_begin(const Progress& progress) {
   follow_parameters(progress);
   if (is_last || sends_in_every_pass()) announce(progress, is_last ? Intent::step : Intent::micro_step);
   begin_pass(progress, is_last);
+}
+
+bool ParallelTraining::has_new_parameters() const {
+  const std::vector<at::Tensor> trained = detail::trained_parameters(*parts_);
+  return !detail::same_tensors(trained_, trained) &&
+         std::any_of(trained.begin(), trained.end(), [this](const at::Tensor& tensor) {
+           return shared_.count(tensor.unsafeGetTensorImpl()) == 0;
+         });
 }
 
 void ParallelTraining::follow_parameters(const Progress& progress) {

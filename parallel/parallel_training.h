@@ -86,6 +86,8 @@ class ParallelTraining : public Hook {
   std::vector<Fact> replica_facts() const;
   RankStatus status_of(Intent intent, const Progress& progress) const;
   void join_ranks(const Progress& progress);
+  // Whether trained parameters are there whose values were never made rank 0's.
+  bool has_new_parameters() const;
   void share_parameters();
   void remember_buffers(const std::shared_ptr<torch::nn::Module>& owner);
   void remember_parameters();
