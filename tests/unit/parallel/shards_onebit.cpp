@@ -40,7 +40,7 @@ TEST_CASE("every hook goes with a 1-bit optimizer on nodes of one rank as with D
           "[shards][nodes][onebit_adam][onebit_lamb][session]") {
   int first = 0;
   for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
-    Turns turns(2, first++);
+    Turns turns(5, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
         if (!turns.is_next()) continue;
@@ -88,7 +88,7 @@ TEST_CASE("every hook goes with a 1-bit optimizer that the ranks of a node share
           "[shards][nodes][onebit_adam][onebit_lamb][session]") {
   int first = 0;
   for (const RegisteredOptimizer& optimizer : optimizers_by_nodes()) {
-    Turns turns(2, first++);
+    Turns turns(5, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
         if (!turns.is_next()) continue;

@@ -17,13 +17,13 @@ void for_each_pair(const F& f) {
   for (const auto& hooks : hooks_and_pairs()) f(hooks, names_of(hooks));
 }
 
-// Every rule with every hook by itself, its other forms with one in 4 hooks, and every pair of hooks with one in
-// 32 optimizers, each from another one on.
+// Every rule with every hook by itself, its other forms with one in 8 hooks, and one in 96 pairs of hooks with each
+// optimizer, from another one on.
 template <class F>
 void for_each_optimizer_and_pair(const F& f) {
   int first = 0;
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    Turns alone(is_form(optimizer) ? 4 : 1, first % 4), together(32, first % 32);
+    Turns alone(is_form(optimizer) ? 8 : 1, first % 8), together(96, 5 * first % 96);
     ++first;
     for_each_pair([&](const std::vector<RegisteredHook>& hooks, const std::string& name) {
       if ((hooks.size() == 1 ? alone : together).is_next()) f(optimizer, hooks, name);
