@@ -19,12 +19,20 @@ void check_checksum(const std::string& checksum, const CheckpointFile& file, con
                      " and the manifest says ", file.checksum, ": it is damaged or of another checkpoint");
 }
 
+// A folder that was renamed or copied holds another step than its name says.
+void check_step(const CheckpointManifest& manifest, const CheckpointInfo& checkpoint) {
+  require<FileError>(manifest.step == checkpoint.step, checkpoint.folder, "/", kManifestName, " is of step ",
+                     manifest.step, " and the folder's name is that of step ", checkpoint.step,
+                     ": give the folder the name that it was saved with, or remove it");
+}
+
 // The manifest of a checkpoint whose files have their sizes.
-std::optional<CheckpointManifest> manifest_if_whole(FileSystem& files, const std::string& folder) {
+std::optional<CheckpointManifest> manifest_if_whole(FileSystem& files, const CheckpointInfo& checkpoint) {
   try {
-    CheckpointManifest manifest = read_manifest(folder, files);
+    CheckpointManifest manifest = read_manifest(checkpoint.folder, files);
+    check_step(manifest, checkpoint);
     for (const CheckpointFile& file : manifest.files) {
-      const std::string path = folder + '/' + file.name;
+      const std::string path = checkpoint.folder + '/' + file.name;
       check_size(FileReader(files, path), file, path);
     }
     return manifest;
@@ -79,6 +87,16 @@ CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& file
   return manifest;
 }
 
+CheckpointManifest verify_checkpoint(const CheckpointInfo& checkpoint, FileSystem& files) {
+  CheckpointManifest manifest = verify_checkpoint(checkpoint.folder, files);
+  check_step(manifest, checkpoint);
+  return manifest;
+}
+
+std::string passed_over(const CheckpointInfo& checkpoint, const FileError& why) {
+  return "passed over the checkpoint " + checkpoint.folder + ": " + why.what();
+}
+
 Checkpoint open_checkpoint(const std::string& folder, FileSystem& files) {
   std::vector<std::string> names;
   for (const CheckpointFile& file : read_manifest(folder, files).files) names.push_back(file.name);
@@ -107,9 +125,7 @@ NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& fil
   size_t reason_of_it = 0;
   for (CheckpointInfo& each : list_checkpoints(root, files)) {
     try {
-      const CheckpointManifest manifest = verify_checkpoint(each.folder, files);
-      require<FileError>(manifest.step == each.step, each.folder, "/", kManifestName, " is of step ",
-                         manifest.step);
+      const CheckpointManifest manifest = verify_checkpoint(each, files);
       if (!manifest.is_finite && !not_finite) {
         not_finite = each;
         reason_of_it = newest.passed_over.size();
@@ -118,7 +134,7 @@ NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& fil
       newest.checkpoint = std::move(each);
       break;
     } catch (const FileError& error) {
-      newest.passed_over.push_back("passed over the checkpoint " + each.folder + ": " + error.what());
+      newest.passed_over.push_back(passed_over(each, error));
     }
   }
   if (!newest.checkpoint && not_finite) {
@@ -151,7 +167,7 @@ std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int6
   bool has_finite = false;
   for (const CheckpointInfo& each : list_checkpoints(root, files)) {
     if (each.step > newest_step) continue;
-    const std::optional<CheckpointManifest> manifest = manifest_if_whole(files, each.folder);
+    const std::optional<CheckpointManifest> manifest = manifest_if_whole(files, each);
     if (!manifest) continue;
     const bool is_newest_finite = manifest->is_finite && !std::exchange(has_finite, true);
     if (++kept <= keep || is_newest_finite) continue;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include <pacer/core/error.h>
 #include <pacer/files/checkpoint_manifest.h>
 #include <pacer/files/file_system.h>
 
@@ -112,6 +113,14 @@ void read_checkpoint_file(const std::string& folder, const CheckpointFile& file,
 
 // The same verification in pieces of 1 MiB; keeps only the manifest.
 CheckpointManifest verify_checkpoint(const std::string& folder, FileSystem& files = posix_file_system());
+
+// The same for a checkpoint that list_checkpoints found; FileError also where its manifest is of another step
+// than its name, as that of a folder that was renamed.
+CheckpointManifest verify_checkpoint(const CheckpointInfo& checkpoint,
+                                     FileSystem& files = posix_file_system());
+
+// The sentence that names a checkpoint which a search passed over, and why.
+std::string passed_over(const CheckpointInfo& checkpoint, const FileError& why);
 
 // What a search for the newest complete checkpoint found.
 struct NewestCheckpoint {

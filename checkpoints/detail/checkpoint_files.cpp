@@ -210,7 +210,10 @@ std::string find_newest(const std::string& root) {
 std::string find_step(const std::string& root, int64_t step) {
   std::string steps;
   for (const CheckpointInfo& each : list_checkpoints(root)) {
-    if (each.step == step) return each.folder;
+    if (each.step == step) {
+      verify_checkpoint(each);
+      return each.folder;
+    }
     steps = concatenate(each.step, steps.empty() ? "" : ", ", steps);
   }
   throw InvalidArgument(concatenate("there is no checkpoint of step ", step, " in ", root,
@@ -221,11 +224,11 @@ std::string list_steps(const std::string& root) {
   std::string finite, others;
   for (const CheckpointInfo& each : list_checkpoints(root)) {
     try {
-      const CheckpointManifest manifest = verify_checkpoint(each.folder);
+      const CheckpointManifest manifest = verify_checkpoint(each);
       std::string& steps = manifest.is_finite ? finite : others;
       steps += concatenate(each.step, ' ');
     } catch (const FileError& error) {
-      std::fprintf(stderr, "pacer: passed over the checkpoint %s: %s\n", each.folder.c_str(), error.what());
+      std::fprintf(stderr, "pacer: %s\n", passed_over(each, error).c_str());
     }
   }
   return finite.empty() ? others : finite;

@@ -49,7 +49,8 @@ std::string fingerprint_of(const NamedTensors& tensors);
 // stderr what it passed over. FileError where there are checkpoints and none verifies.
 std::string find_newest(const std::string& root);
 
-// The folder of the checkpoint of that step. InvalidArgument where there is none.
+// The folder of the checkpoint of that step. InvalidArgument where there is none, FileError where it does not
+// verify.
 std::string find_step(const std::string& root, int64_t step);
 
 // The steps of Checkpoints::saved_steps as numbers with spaces between them. Says on stderr what it passed

@@ -147,6 +147,41 @@ TEST_CASE("a run goes on from the step that it is told, and replaces what was ah
   CHECK(contains(refusal([&] { (void)resumed->session->saved_steps(); }), "before the first begin"));
 }
 
+TEST_CASE("a checkpoint in the folder of another step is neither named nor taken",
+          "[session][resume][checkpoint]") {
+  const TemporaryFolder folder;
+  std::optional<detail::TrainingState> second;
+  {
+    const auto run = run_saving_to(folder.path());
+    for (int step = 0; step < 3; ++step) {
+      run->step();
+      if (step == 1) second = run->state();
+    }
+    run->finish();
+  }
+  REQUIRE(std::rename(folder_of(folder.path(), 3).c_str(), folder_of(folder.path(), 9).c_str()) == 0);
+  const auto resumed = run_saving_to(folder.path());
+  const auto before = resumed->state();
+  const std::string message = refusal_of_step(*resumed, 9);
+  for (const char* part :
+       {"step-0000000009/manifest.json is of step 3", "that of step 9", "give the folder"}) {
+    CHECK(contains(message, part));
+  }
+  CHECK(first_difference(resumed->state(), before) == "");
+  const auto names_it = [](const std::string& said) {
+    return contains(said, "passed over the checkpoint ") && contains(said, "/manifest.json is of step 3");
+  };
+  {
+    const CapturedStderr said;
+    CHECK(resumed->session->saved_steps() == std::vector<int64_t>{2, 1});
+    CHECK(names_it(said.text()));
+  }
+  const CapturedStderr said;
+  CHECK(resumed->session->resume() == 2);
+  CHECK(names_it(said.text()));
+  CHECK(first_difference(resumed->state(), *second) == "");
+}
+
 TEST_CASE("the Sessions of a GAN go on together, wherever the program died", "[session][resume][ranks]") {
   constexpr int kSteps = 5;
   for (const int world_size : {1, 2}) {

@@ -231,6 +231,15 @@ TEST_CASE("old checkpoints are removed, damaged ones count for nothing", "[core]
   CHECK(names_in(files, "/root") == FolderNames{"step-0000000003", "step-0000000004", "step-0000000005"});
 }
 
+TEST_CASE("a checkpoint in the folder of another step counts for nothing where old ones are removed",
+          "[core][checkpoint]") {
+  MemoryFileSystem files;
+  for (const int64_t step : {1, 2, 3}) save_checkpoint(files, "/root", step, sample_contents(1));
+  rename(files, "/root/step-0000000003", "/root/step-0000000009");
+  CHECK(remove_old_checkpoints("/root", 1, files).empty());
+  CHECK(names_in(files, "/root") == FolderNames{"step-0000000002", "step-0000000009"});
+}
+
 TEST_CASE("an old checkpoint that cannot be removed is named, tried again, and keeps nothing else",
           "[core][checkpoint]") {
   MemoryFileSystem files;
