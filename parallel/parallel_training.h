@@ -77,6 +77,9 @@ class ParallelTraining : public Hook {
   // on any of them, as an embedding with max_norm does. Once gradients are ready, and before the optimizer uses
   // the values.
   void share_written_parameters();
+  // Whether this rank has changes to tell of: to a buffer, or to a parameter's values in a forward pass or its
+  // memory order.
+  bool sees_changes() const;
   // The ranks find out behind this window what forward passes write to, whether one of them has told of
   // something new or not.
   void learn_changes() { learns_changes_ = true; }
@@ -93,7 +96,6 @@ class ParallelTraining : public Hook {
   void remember_parameters();
   std::string changed_buffers() const;
   std::string written_parameters() const;
-  bool sees_changes() const;
   void sync_buffers();
   void add_totals(const std::vector<RankStatus>& ranks);
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/module.h>
 
@@ -74,6 +76,24 @@ class BatchComparison {
  private:
   Communicator& ranks_;
   int64_t bytes_;
+  at::Tensor own_, all_;
+  Work work_;
+};
+
+// Whether a rank has something new to tell, while that travels.
+class News {
+ public:
+  News(Communicator& ranks, bool has_news)
+      : own_(at::full({1}, has_news, at::kByte)), all_(at::empty({ranks.world_size()}, at::kByte)) {
+    work_ = ranks.all_gather_host(all_, own_, CollectiveOptions().agreed(true));
+  }
+  bool of_any() {
+    work_.wait();
+    const auto* of_ranks = all_.const_data_ptr<uint8_t>();
+    return std::any_of(of_ranks, of_ranks + all_.numel(), [](uint8_t has_news) { return has_news != 0; });
+  }
+
+ private:
   at::Tensor own_, all_;
   Work work_;
 };
@@ -159,7 +179,6 @@ void PipelineHook::start(const Progress& progress) {
 }
 
 double PipelineHook::join() {
-  learn_changes();  // a window is announced before its passes write to anything
   const bool trains = !trained_parameters(parts()).empty();
   const std::vector<std::string> of_ranks = grid_.pipeline()->exchange(trains ? "trains" : "");
   require(std::count(of_ranks.begin(), of_ranks.end(), "trains") > 0,
@@ -231,6 +250,9 @@ void PipelineHook::gradients_ready(const Progress& window) {
   if (withheld_) withheld_->give_back();
   add_tied_gradients();
   if (!is_joined()) return;
+  // The window was announced before its passes, which may have been the first to write to something.
+  std::optional<News> changes;
+  if (grid_.pipelines() > 1) changes.emplace(*grid_.replicas(), sees_changes());
   if (bucketer_) {
     bucketer_->reduce(parts().unused(window));
   } else if (!unused_is_zero()) {
@@ -238,6 +260,7 @@ void PipelineHook::gradients_ready(const Progress& window) {
   }
   Work losses = add_losses();
   if (bucketer_) bucketer_->wait();
+  if (changes && changes->of_any()) learn_changes();
   share_written_parameters();
   losses.wait();
 }
