@@ -76,10 +76,11 @@ def pipeline_resume(worker):
 
 @case
 def parameters(worker):
-    """Parameters that join, leave or sit out."""
+    """Parameters that join, leave or sit out, and gradients touched on their way."""
     for world_size in worlds():
         play(worker, "parameters_join", world_size, nccl=1)
         play(worker, "parameters_sit_out", world_size, nccl=1)
+        play(worker, "parameters_touch", world_size, nccl=1)
 
 
 @case

@@ -79,10 +79,11 @@ def pipeline(worker):
 
 @case
 def parameters(worker):
-    """Parameters that join, leave or sit out: the bits of every rank, and one process beside them."""
+    """Parameters that join, leave or sit out: the bits of every rank, and one process beside them. Gradients touched on their way."""
     for world_size in (2, 3):
         play(worker, "parameters_join", world_size)
         play(worker, "parameters_sit_out", world_size)
+        play(worker, "parameters_touch", world_size)
 
 
 @case
