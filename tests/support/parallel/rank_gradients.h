@@ -53,12 +53,12 @@ struct Rank {
     session = std::make_unique<Session>(*model, *optimizer, world);
     use(*session, model);
   }
-  // Of global micro-batch `number`.
-  void backward(int64_t number) {
+  // Of global micro-batch `number`, whose loss is multiplied by `factor`.
+  void backward(int64_t number, double factor = 1) {
     const Tensor data =
         torch::arange(6, at::kFloat).view({2, 3}).mul(0.1).add(0.07 * static_cast<double>(number));
     auto [x] = session->begin(data);
-    session->backward(model->loss(x));
+    session->backward(model->loss(x) * factor);
   }
   void micro_step(int64_t number) {
     backward(number);

@@ -178,6 +178,56 @@ TEST_CASE("what is written to gradients between micro-steps is averaged", "[sess
   }
 }
 
+TEST_CASE("what one rank writes to gradients in the compressed phase of a 1-bit optimizer counts",
+          "[session][ranks][gradients]") {
+  const auto use = data_parallel(/*in_place=*/false);
+  const auto onebit_adam = [](bool vectors) -> MakeOptimizer {
+    return [vectors](const std::vector<Tensor>& parameters, const std::shared_ptr<Communicator>& world) {
+      return std::make_unique<OneBitAdam>(
+          parameters, OneBitAdamOptions(0.01).freeze_step(2).compress_vectors(vectors), world);
+    };
+  };
+  const MakeOptimizer onebit_lamb = [](const auto& parameters, const auto& world) {
+    return std::make_unique<OneBitLamb>(parameters,
+                                        OneBitLambOptions(0.01).freeze_step(2).compress_vectors(true), world);
+  };
+  for (const MakeOptimizer& make : {onebit_adam(true), onebit_lamb}) {
+    Ranked ranks = ranks_of(2, make, use), twins = ranks_of(2, make, use), plain = ranks_of(2, make, use);
+    const auto train = [](bool writes, double factor) {
+      return [=](Rank& r, int rank) {
+        for (int64_t t = 0; t < 5; ++t) {
+          const bool is_changed = rank == 1 && t >= 3;  // compressed since step 2
+          r.backward(2 * t + rank, is_changed ? factor : 1);
+          if (is_changed && writes) {
+            for (const Tensor& parameter : r.model->parameters()) parameter.grad().mul_(4);
+          }
+          r.session->step();
+        }
+      };
+    };
+    CHECK(run(ranks, train(/*writes=*/true, 1)) == "");
+    CHECK(run(twins, train(/*writes=*/false, 4)) == "");
+    CHECK(run(plain, train(/*writes=*/false, 1)) == "");
+    CHECK(distance(*ranks[0], *ranks[1]) == 0);
+    CHECK(distance(*ranks[0], *twins[0]) == 0);
+    CHECK(distance(*ranks[0], *plain[0]) > 1e-4);
+  }
+
+  // Vectors in full precision are averaged, and travel.
+  Ranked ranks = ranks_of(2, onebit_adam(false), use);
+  CHECK(run(ranks, [](Rank& r, int rank) {
+          for (int64_t t = 0; t < 4; ++t) {
+            r.backward(2 * t + rank);
+            if (t == 3) {
+              r.parameter(0).grad().mul_(4);
+              require_says(message_of([&] { r.parameter(1).grad().mul_(4); }),
+                           {"gradient of parameter first.bias"});
+            }
+            r.session->step();
+          }
+        }) == "");
+}
+
 TEST_CASE("a hook reads and changes the sum of all ranks", "[session][ranks][gradients]") {
   class Halve : public Hook {
    public:
