@@ -247,6 +247,7 @@ NamedTensors export_state(const OptimizerView& own) {
 }
 
 std::vector<GroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own) {
+  if (const std::string by = saved_by(saved); !by.empty()) require_same_optimizer(by, own.traits.name);
   std::set<std::string> used;
   const int64_t version = version_of(saved);
   ParamGroups with_options;

@@ -63,7 +63,7 @@ PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, cons
 // named_state.cpp, as the next.)
 NamedTensors export_state(const OptimizerView& own);
 
-// Reads the options alone, by group.
+// Reads the options alone, by group. Throws InvalidArgument for a state that another optimizer saved.
 std::vector<GroupSettings> saved_settings(const NamedTensors& saved, const OptimizerView& own);
 
 // Reads what export_state wrote, for the parameters of `own`. Throws InvalidArgument that names the parameter

@@ -7,6 +7,7 @@
 #include "support/optimizers/contract.h"
 #include "support/optimizers/onebit_adam_ranks.h"
 #include "support/optimizers/onebit_lamb_ranks.h"
+#include "support/optimizers/onebit_muon_ranks.h"
 #include "support/optimizers/onebit_refusals.h"
 
 namespace pacer::testing::onebit_guards {
@@ -176,6 +177,33 @@ TEMPLATE_TEST_CASE("a parameter that one rank alone moves to another group is no
   CHECK(contains(ranks.step(ranks.gradients(1)), "group 1"));
 }
 
+TEST_CASE("ranks of OneBitMuon are held to the same values and groups", "[onebit_muon]") {
+  for (const size_t i : {1u, 3u}) {  // a matrix, and the vector of the second group
+    CAPTURE(i);
+    onebit_muon::Ranks ranks(2);
+    const auto start = ranks.values(0);
+    ranks.parameters[1][i].detach().view(-1)[3] += 1e-6;
+    const auto other = ranks.values(1);
+    for (const uint64_t attempt : {0u, 1u}) {
+      CAPTURE(attempt);
+      const std::string message = ranks.step(0);
+      CHECK(contains(message, i == 1 ? "values of parameter 0.1" : "values of parameter 1.0"));
+      CHECK(contains(message, "a Session broadcasts those of rank 0"));
+      CHECK(same_bits(ranks.values(0), start));
+      CHECK(same_bits(ranks.values(1), other));
+    }
+    ranks.parameters[1][i].detach().copy_(start[i]);
+    REQUIRE(ranks.step(0) == "");
+    ranks.require_equal_replicas();
+  }
+  onebit_muon::Ranks ranks(2);
+  REQUIRE(ranks.step(0) == "");
+  auto& groups = ranks.optimizers[1]->param_groups();  // the order of all parameters stays as it was
+  groups[1].params().insert(groups[1].params().begin(), groups[0].params().back());
+  groups[0].params().pop_back();
+  CHECK(contains(ranks.step(1), "group 1"));
+}
+
 TEST_CASE("a vector's coefficient is the mean of its trust ratios, before the freeze and after it",
           "[onebit_lamb]") {
   const auto options = frozen_at<OneBitLamb>(4).coeff_beta(0.9).bias_correction(true).compress_alone(true);
@@ -199,9 +227,15 @@ TEST_CASE("a vector's coefficient is the mean of its trust ratios, before the fr
   }
 }
 
-TEMPLATE_TEST_CASE("one of several processes needs a Communicator", "[onebit_adam][onebit_lamb][refusals]",
-                   OneBitAdam, OneBitLamb) {
-  const auto options = frozen_at<TestType>(2);
+TEMPLATE_TEST_CASE("one of several processes needs a Communicator",
+                   "[onebit_adam][onebit_lamb][onebit_muon][refusals]", OneBitAdam, OneBitLamb, OneBitMuon) {
+  const auto options = [] {
+    if constexpr (std::is_same_v<TestType, OneBitMuon>) {
+      return OneBitMuonOptions(1e-3);
+    } else {
+      return frozen_at<TestType>(2);
+    }
+  }();
   const std::vector<Tensor> parameters = {at::zeros({4, 3}).requires_grad_()};
   const Variable rank("RANK", "0"), size("WORLD_SIZE", "2"), address("MASTER_ADDR", "127.0.0.1"),
       port("MASTER_PORT", "1");

@@ -12,6 +12,8 @@
 #include <pacer/optimizers/muon.h>
 #include <pacer/optimizers/onebit_adam.h>
 #include <pacer/optimizers/onebit_lamb.h>
+#include <pacer/optimizers/onebit_muon.h>
+#include <pacer/optimizers/schedule_free.h>
 
 #include "support/captured_stderr.h"
 #include "support/catch.h"
@@ -49,12 +51,18 @@ std::vector<std::pair<std::string, Make>> own_optimizers() {
        }},
       {"OneBitAdam",
        [](const NamedParameters& p) -> Made {
-         return std::make_unique<OneBitAdam>(p, OneBitAdamOptions().freeze_step(100));
+         return std::make_unique<OneBitAdam>(p, OneBitAdamOptions().freeze_step(1));  // saved frozen
        }},
       {"OneBitLamb",
        [](const NamedParameters& p) -> Made {
          return std::make_unique<OneBitLamb>(p, OneBitLambOptions().freeze_step(100));
        }},
+      {"OneBitMuon",
+       [](const NamedParameters& p) -> Made {
+         return std::make_unique<OneBitMuon>(p, OneBitMuonOptions(0.1).orthogonalize(false));
+       }},
+      {"ScheduleFreeAdamW",
+       [](const NamedParameters& p) -> Made { return std::make_unique<ScheduleFreeAdamW>(p); }},
   };
 }
 std::vector<std::pair<std::string, Make>> torch_optimizers() {
@@ -112,6 +120,7 @@ TEST_CASE("a checkpoint of one optimizer is refused by every other, and both are
       CAPTURE(saver, loader);
       const Make& make = make_loader;
       const std::string message = refusal([&] { train(make, folder.path("c")); });
+      INFO(message);
       CHECK(contains(message, "was saved by " + saver + ", but this is " + loader));
     }
   }
