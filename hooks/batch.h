@@ -22,6 +22,8 @@ class ForwardScope {
   virtual void end() noexcept = 0;
   // True where it has ended and no differentiable operation ran in it.
   virtual bool was_unused() const { return false; }
+  // Throws what has failed in end(), once.
+  virtual void throw_failure() {}
 };
 
 }  // namespace detail

@@ -119,7 +119,9 @@ class Hook {
   virtual void begin(const Progress& /*progress*/, MicroBatch& /*batch*/) {}
   // Right before the user's forward pass.
   virtual void forward_begin(const Progress& /*progress*/) {}
-  // Behind the user's forward pass, also where that throws. It must not throw itself.
+  // Behind the user's forward pass, also where that throws. All hooks have their turn, and then what the first
+  // of them has thrown comes out of Session::backward, evaluate or prewarm, or of a Pipeline's step or evaluate.
+  // Where the forward pass has thrown, it comes out of the next Session::begin.
   virtual void forward_end() {}
   // True: the forward pass needs what forward_begin did and forward_end takes back. The Session warns once
   // where the pass ran outside of them.

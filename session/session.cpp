@@ -67,7 +67,10 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
           "Session::begin with a Pipeline; call pipeline.step(session, ...) in place of begin, forward and "
           "backward");
   require_between_micro_steps();
-  if (forward_scope_) forward_scope_->end();
+  if (forward_scope_) {
+    forward_scope_->end();
+    forward_scope_->throw_failure();
+  }
   MicroBatch batch = prepare(std::move(tensors));
   forward_scope_ = std::make_shared<detail::HooksForwardScope>(parts_);
   micro_batch_tokens_ = batch.tokens;
@@ -111,6 +114,7 @@ void Session::backward(const at::Tensor& loss, const BackwardOptions& options) {
   window.tokens += micro_batch_tokens_;
   window.weight += weight;
   try {
+    forward_scope_->throw_failure();
     begin_passes(parts_.progress);
     const auto weightless = zeroed_->scope(parts_, weight == 0);
     const bool is_last = parts_.progress.micro_step + 1 == parts_.progress.micro_steps;

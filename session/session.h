@@ -167,7 +167,14 @@ class Session {
   template <class F>
   auto evaluate(F&& f) {
     const auto scope = begin_evaluation();
-    return std::forward<F>(f)();
+    if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
+      std::forward<F>(f)();
+      end_evaluation(*scope);
+    } else {
+      auto result = std::forward<F>(f)();
+      end_evaluation(*scope);
+      return result;
+    }
   }
 
   // While what it returns exists, every parameter has its values, where Shards keeps parts of them: to look
@@ -217,6 +224,7 @@ class Session {
   void end_passes();
   [[noreturn]] void fail_backward(const std::exception& error);
   std::shared_ptr<detail::EvaluationScope> begin_evaluation();
+  static void end_evaluation(detail::EvaluationScope& scope);
   std::vector<double> base_rates() const;
   void set_base_rates(const std::vector<double>& rates);
   void add(std::shared_ptr<Hook> hook);

@@ -52,8 +52,10 @@ void Session::prewarm_pass(const std::function<at::Tensor()>& loss) {
   at::Tensor result;
   {
     const detail::ScopedValue<Progress> restore(parts_.progress, first);
-    const detail::HooksForwardScope scope(parts_);
+    detail::HooksForwardScope scope(parts_);
     result = loss();
+    scope.end();
+    scope.throw_failure();
   }
   require(result.defined() && result.numel() == 1 && result.requires_grad(),
           "Session::prewarm needs a function that returns a loss: one number that depends on the parameters");
@@ -69,6 +71,8 @@ std::shared_ptr<detail::EvaluationScope> Session::begin_evaluation() {
   require(!in_forward_, "Session::evaluate belongs between steps, not between begin and backward");
   return std::make_shared<detail::EvaluationScope>(parts_);
 }
+
+void Session::end_evaluation(detail::EvaluationScope& scope) { scope.end_pass(); }
 
 WholeParameters Session::whole_parameters() const {
   require(!in_forward_ && !in_backward_ && parts_.progress.micro_step == 0,

@@ -66,8 +66,10 @@ double Validation::mean_over_ranks(const std::function<double()>& own) const {
 
 void Validation::measure_at(int64_t step) {
   const double value = mean_over_ranks([this] {
-    const detail::EvaluationScope scope(*parts_);
-    return measure_();
+    detail::EvaluationScope scope(*parts_);
+    const double measured = measure_();
+    scope.end_pass();
+    return measured;
   });
   parts_->validation.value = value;
   parts_->validation.step = step;

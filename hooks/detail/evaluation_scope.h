@@ -78,6 +78,11 @@ class EvaluationScope {
  public:
   explicit EvaluationScope(SessionParts& parts)
       : mode_(parts.model()), counted_(parts.evaluations), hooks_(parts), forward_(parts) {}
+  // Ends the pass before the destructor does; throws what a forward_end has thrown.
+  void end_pass() {
+    forward_.end();
+    forward_.throw_failure();
+  }
 
  private:
   // How many of them there are, one inside the other.

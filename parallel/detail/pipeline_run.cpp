@@ -130,6 +130,10 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
     } else {
       saved.outputs = std::move(x);
     }
+    if (scope) {
+      scope->end();
+      scope->throw_failure();
+    }
   }
   if (is_last(stage)) {
     require(
@@ -210,7 +214,7 @@ at::Tensor PipelineRun::mean_loss() {
 at::Tensor PipelineRun::evaluate(const Tensors& batch) {
   SessionParts& parts = *hook_.session_parts();
   const c10::DeviceGuard on_device(parts.device());
-  const EvaluationScope scope(parts);  // also inside Session::evaluate, which costs next to nothing
+  EvaluationScope scope(parts);  // also inside Session::evaluate, which costs next to nothing
   const std::vector<Tensors> pieces = micro_batches(batch);
   try {
     hook_.require_same_batch(checksum_of_batch(batch));
@@ -224,6 +228,7 @@ at::Tensor PipelineRun::evaluate(const Tensors& batch) {
       if (action.pass == PipelinePass::forward) forward(nullptr, action);
     }
     hook_.messages().collect(/*wait=*/true);
+    scope.end_pass();
     return mean_loss();
   } catch (const std::exception& error) {
     hook_.messages().drop();
