@@ -4,7 +4,8 @@
 study_processes.py compare CONVERGENCE   two processes have the losses of one, up to the order of sums
 study_processes.py resume CONVERGENCE    a study that was killed again and again has the losses of one that was not
 study_processes.py fine_tune CONVERGENCE arms with adapters go on from one base, also after kills and with two processes
-study_processes.py config CONVERGENCE    what --print-config writes has the losses of the options it was made from
+study_processes.py config CONVERGENCE    what --print-config writes has the losses of the options it was made from; and
+                                         --resume in a folder that nobody wrote to says so and begins anew
 
 All train a model of the smallest size for some dozens of steps.
 """
@@ -66,7 +67,22 @@ def config(program):
         for arm in arms:
             if points(folders[0], arm) != points(folders[1], arm):
                 sys.exit(f"{arm} has other losses by --config than by the options it was made from")
+    resume_in_a_new_folder(program)
     print("a study by --config has the losses of its options")
+
+
+def resume_in_a_new_folder(program):
+    """A name that was mistyped: one line says that there is nothing in that folder, and the run begins at step 0."""
+    with tempfile.TemporaryDirectory() as root:
+        folder, arm = Path(root) / "typo", "fused-adamw"
+        done = subprocess.run(command(program, folder, 1, [arm], "--tokens", "1280", "--resume"), capture_output=True,
+                              text=True, timeout=300, check=False)
+        check(done, "a study that is resumed in a new folder")
+        said = [line for line in done.stderr.splitlines() if str(folder) in line]
+        if len(said) != 1 or "there is no checkpoint in" not in said[0] or "begins at step 0" not in said[0]:
+            sys.exit(f"--resume in a new folder said of it: {said}, and in all: {done.stderr}")
+        if points(folder, arm)[0][0][:2] != ("validation", 0):
+            sys.exit(f"a run in a new folder begins with {points(folder, arm)[0][0]}")
 
 
 def compare(program):
