@@ -1,6 +1,7 @@
 // A run that can be stopped at any moment. Start it, kill it (Ctrl-C, kill -9, a power cut), start it again:
 // it goes on from its last checkpoint, and every step has the bits it would have had. The printed hash of the
-// weights shows it: it is the same for every step, however often the run was interrupted.
+// weights shows it: it is the same for every step, however often the run was interrupted. So is each curve, in
+// FOLDER/curves: TensorBoard shows every step once.
 //
 //   04_resume [FOLDER]     the run's folder; run/04_resume unless given
 #include <cstdio>
@@ -90,6 +91,7 @@ void run(const std::string& folder) {
       .use(layer_drop)
       .use(pacer::LearningRate(pacer::warmup_cosine({kSteps / 10, kSteps})))
       .use(sampler)
+      .use(pacer::Metrics(pacer::MetricsOptions(folder + "/curves").progress(false)))
       .use(pacer::Checkpoints(pacer::CheckpointsOptions(folder).every(3)));
   session.resume();
 

@@ -9,20 +9,25 @@ import sys
 SKIPPED = 77
 
 
-def main(folder, wanted):
+def curves(folder):
+    """The points of each tag, as (step, value); exits where TensorBoard is not installed."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
     except ImportError:
         print("tensorboard is not installed")
-        return SKIPPED
+        sys.exit(SKIPPED)
     log = EventAccumulator(folder, size_guidance={SCALARS: 0})  # 0: every point, no sample of them
     log.Reload()
-    tags = log.Tags()["scalars"]
-    for tag in tags:
-        for event in log.Scalars(tag):
-            print(tag, event.step, repr(event.value))
-    missing = sorted(set(wanted) - set(tags))
-    if missing or not tags:
+    return {tag: [(event.step, event.value) for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+def main(folder, wanted):
+    found = curves(folder)
+    for tag, points in found.items():
+        for step, value in points:
+            print(tag, step, repr(value))
+    missing = sorted(set(wanted) - set(found))
+    if missing or not found:
         print(f"{folder} has no curve {', '.join(missing)}".rstrip(), file=sys.stderr)
         return 1
     return 0
