@@ -12,6 +12,12 @@ enum class Activation : uint32_t {
   swiglu,  // silu(gate) * up, where the gate's columns come first (Shazeer, arXiv:2002.05202)
 };
 
+// How the rows before a linear layer are normalised.
+enum class Normalization : uint32_t {
+  layer,  // by mean and variance, then weight and bias (Ba et al., arXiv:1607.06450)
+  rms,    // by the root of the mean square, then weight alone (Zhang and Sennrich, arXiv:1910.07467)
+};
+
 // What a sign stands for: the root of the mean square, or the mean magnitude.
 enum class ScaleNorm : uint32_t { rms, l1 };
 

@@ -4,6 +4,11 @@
 //   s = x + drop(branch + branch_bias)
 //   y = (s - mean) / sqrt(variance + epsilon) * weight + bias
 //
+// or by the root of the mean square (Normalization::rms; Zhang and Sennrich, "Root Mean Square Layer
+// Normalization", arXiv:1910.07467), which is the same with a mean of 0 and without a bias:
+//
+//   y = s / sqrt(mean of s^2 + epsilon) * weight
+//
 // y goes to 16 or 32 bits, to 8-bit floats, or to both. The same bytes on CPU and GPU, apart from the bits of
 // a NaN; sums have the order of kernels/math/layer_norm.h.
 //
@@ -13,6 +18,7 @@
 
 #include <cstdint>
 
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/math/dropout.h>
 #include <pacer/kernels/math/element_type.h>
 #include <pacer/kernels/math/fp8.h>
@@ -25,6 +31,7 @@ namespace pacer::kernels {
 // any type and parameters of 32 bits; one of 16 bits with a branch of its type and parameters of its type or
 // of 32 bits.
 struct LayerNormForward {
+  Normalization normalization = Normalization::layer;
   ElementType stream = ElementType::f32;          // of x and sum
   ElementType branch_type = ElementType::f32;     // of branch, branch_bias and y
   ElementType parameter_type = ElementType::f32;  // of weight and bias
@@ -35,11 +42,11 @@ struct LayerNormForward {
   Dropout dropout;                    // of branch + branch_bias; element row * columns + column
   void* sum = nullptr;                // s, (rows, columns), may be x; null: not kept
   const void* weight = nullptr;       // (columns); null: only `sum` is made
-  const void* bias = nullptr;         // (columns); null: none
+  const void* bias = nullptr;         // (columns); null: none, as with rms
   float epsilon = 1e-5f;
   void* y = nullptr;      // (rows, columns); null: not kept
-  float* mean = nullptr;  // (rows); null: not kept
-  float* rstd = nullptr;  // (rows), 1 / sqrt(variance + epsilon); null: not kept
+  float* mean = nullptr;  // (rows); null: not kept, as with rms
+  float* rstd = nullptr;  // (rows), what s - mean is multiplied with; null: not kept
   Fp8Target to;           // of y as rounded to branch_type, so that codes equal a later cast's
 };
 
@@ -52,20 +59,22 @@ PACER_HOST_DEVICE bool is_superfluous(const LayerNormForward& work) {
 
 // The gradients of x (or, behind a residual connection, of s), of weight and of bias.
 struct LayerNormBackward {
+  Normalization normalization = Normalization::layer;
   ElementType stream = ElementType::f32;          // of s, dsum and dx
   ElementType gradient_type = ElementType::f32;   // of dy: branch_type of the forward pass
   ElementType parameter_type = ElementType::f32;  // of weight
   int64_t rows = 0, columns = 0;
   const void* dy = nullptr;      // (rows, columns)
   const void* s = nullptr;       // (rows, columns), what was normalised
-  const float* mean = nullptr;   // (rows)
+  const float* mean = nullptr;   // (rows); not read with rms
   const float* rstd = nullptr;   // (rows)
   const void* weight = nullptr;  // (columns)
   const void* dsum = nullptr;    // (rows, columns), the gradient of s from elsewhere, added; null: none
   void* dx = nullptr;            // (rows, columns), may be dsum
-  float* partials = nullptr;     // (2, layer_norm_parts(rows, columns), columns), scratch; null: only dx
-  float* dweight = nullptr;      // (columns)
-  float* dbias = nullptr;        // (columns); null: not wanted
+  // (2, layer_norm_parts(rows, columns), columns), with rms (1, parts, columns), scratch; null: only dx
+  float* partials = nullptr;
+  float* dweight = nullptr;  // (columns)
+  float* dbias = nullptr;    // (columns); null: not wanted, as with rms
 };
 
 // Throw InvalidArgument for types and wishes that do not go together. All functions below begin with them.

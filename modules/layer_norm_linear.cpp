@@ -3,6 +3,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/fused_call.h>
 #include <pacer/modules/detail/norm_linear.h>
+#include <pacer/modules/detail/register_norm.h>
 
 namespace pacer::modules {
 
@@ -15,8 +16,7 @@ LayerNormLinearImpl::LayerNormLinearImpl(const LayerNormLinearOptions& layer_opt
 }
 
 void LayerNormLinearImpl::reset() {
-  norm = register_module(
-      "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.in_features()}).eps(options.eps())));
+  detail::register_norm(*this, options.in_features());
   linear = register_module(
       "linear",
       Linear(torch::nn::LinearOptions(options.in_features(), options.out_features()).bias(options.bias())));
@@ -26,7 +26,7 @@ at::Tensor LayerNormLinearImpl::forward(const at::Tensor& x) {
   const detail::FusedCall call("LayerNormLinear", x, options.in_features(), {linear.get()}, is_training());
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = options.out_features();
-  return detail::norm_linear(call, *norm, *linear).y.front().view(sizes);
+  return detail::norm_linear(call, call.norm_of(*this), *linear).y.front().view(sizes);
 }
 
 }  // namespace pacer::modules

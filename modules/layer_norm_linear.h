@@ -1,4 +1,4 @@
-// Layer normalisation and the linear layer behind it, in one pass and one product: y = linear(norm(x)). In
+// A normalisation and the linear layer behind it, in one pass and one product: y = linear(norm(x)). In
 // 8-bit floats (Fp8Scope, Precision::fp8) the normalised rows go to memory as those alone.
 #pragma once
 
@@ -6,7 +6,9 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include <pacer/kernels/choices.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/rms_norm.h>
 
 namespace pacer::modules {
 
@@ -17,6 +19,8 @@ struct LayerNormLinearOptions {
   TORCH_ARG(int64_t, out_features);
   TORCH_ARG(bool, bias) = true;  // of the linear layer
   TORCH_ARG(double, eps) = 1e-5;
+  // How rows are normalised before the product.
+  TORCH_ARG(Normalization, normalization) = Normalization::layer;
 };
 
 class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl> {
@@ -32,7 +36,9 @@ class LayerNormLinearImpl : public torch::nn::Cloneable<LayerNormLinearImpl> {
   at::Tensor forward(const at::Tensor& x);
 
   LayerNormLinearOptions options;
+  // The child "norm" is one of these, by options.normalization(); the other is null.
   torch::nn::LayerNorm norm = nullptr;
+  RmsNorm rms_norm = nullptr;
   Linear linear = nullptr;
 };
 TORCH_MODULE(LayerNormLinear);

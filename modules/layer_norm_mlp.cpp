@@ -2,6 +2,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/norm_mlp.h>
+#include <pacer/modules/detail/register_norm.h>
 
 namespace pacer::modules {
 
@@ -15,8 +16,7 @@ LayerNormMlpImpl::LayerNormMlpImpl(const LayerNormMlpOptions& layer_options) : o
 
 void LayerNormMlpImpl::reset() {
   const int64_t features = options.features(), ffn = options.ffn();
-  norm = register_module("norm",
-                         torch::nn::LayerNorm(torch::nn::LayerNormOptions({features}).eps(options.eps())));
+  detail::register_norm(*this, features);
   const auto linear = [&](int64_t in, int64_t out) {
     return Linear(torch::nn::LinearOptions(in, out).bias(options.bias()));
   };

@@ -1,4 +1,4 @@
-// The feed-forward network of a transformer behind its layer normalisation: two products and a few passes
+// The feed-forward network of a transformer behind its normalisation: two products and a few passes
 // between them, each fused with its neighbours,
 //
 //   y = fc2(activation(fc1(norm(x))))    or, with residual(true),    y = x + dropout(the same)
@@ -10,6 +10,7 @@
 
 #include <pacer/kernels/choices.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/rms_norm.h>
 
 namespace pacer::modules {
 
@@ -23,6 +24,8 @@ struct LayerNormMlpOptions {
   TORCH_ARG(double, eps) = 1e-5;
   TORCH_ARG(bool, residual) = false;
   TORCH_ARG(double, dropout) = 0;  // behind fc2, in train()
+  // How rows are normalised before fc1.
+  TORCH_ARG(Normalization, normalization) = Normalization::layer;
 };
 
 class LayerNormMlpImpl : public torch::nn::Cloneable<LayerNormMlpImpl> {
@@ -38,7 +41,9 @@ class LayerNormMlpImpl : public torch::nn::Cloneable<LayerNormMlpImpl> {
   at::Tensor forward(const at::Tensor& x);
 
   LayerNormMlpOptions options;
+  // The child "norm" is one of these, by options.normalization(); the other is null.
   torch::nn::LayerNorm norm = nullptr;
+  RmsNorm rms_norm = nullptr;
   Linear fc1 = nullptr, fc2 = nullptr;
 };
 TORCH_MODULE(LayerNormMlp);

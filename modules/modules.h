@@ -17,6 +17,7 @@
 #include <pacer/modules/nf4_weight.h>
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
+#include <pacer/modules/rms_norm.h>
 #include <pacer/modules/split_backward.h>
 #include <pacer/modules/sync_batch_norm.h>
 #include <pacer/modules/tensor_call.h>

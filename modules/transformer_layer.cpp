@@ -36,15 +36,17 @@ TransformerLayerImpl::TransformerLayerImpl(const TransformerLayerOptions& layer_
 
 void TransformerLayerImpl::reset() {
   const int64_t hidden = options.hidden();
-  qkv = register_module(
-      "qkv",
-      LayerNormLinear(LayerNormLinearOptions(hidden, 3 * hidden).bias(options.bias()).eps(options.eps())));
+  qkv = register_module("qkv", LayerNormLinear(LayerNormLinearOptions(hidden, 3 * hidden)
+                                                   .bias(options.bias())
+                                                   .eps(options.eps())
+                                                   .normalization(options.normalization())));
   projection =
       register_module("projection", Linear(torch::nn::LinearOptions(hidden, hidden).bias(options.bias())));
   mlp = register_module("mlp", LayerNormMlp(LayerNormMlpOptions(hidden, options.ffn())
                                                 .activation(options.activation())
                                                 .bias(options.bias())
                                                 .eps(options.eps())
+                                                .normalization(options.normalization())
                                                 .residual(true)
                                                 .dropout(options.mlp_dropout())));
 }
@@ -56,7 +58,8 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
   const detail::FusedCall call("TransformerLayer", x, options.hidden(),
                                {qkv->linear.get(), projection.get(), mlp->fc1.get(), mlp->fc2.get()},
                                is_training());
-  const auto [qkv_rows, stream] = detail::norm_linear(call, *qkv->norm, *qkv->linear, /*in_three=*/true);
+  const auto [qkv_rows, stream] =
+      detail::norm_linear(call, call.norm_of(*qkv), *qkv->linear, /*in_three=*/true);
   const auto by_heads = [&](const at::Tensor& rows) {
     const int64_t heads = options.heads();
     return rows.view({x.size(0), x.size(1), heads, options.hidden() / heads}).transpose(1, 2);

@@ -1,8 +1,8 @@
-// A transformer layer, pre-LN, at the speed of its products: elementwise passes are fused with their
+// A transformer layer that normalises before its parts, at the speed of its products: elementwise passes are fused with their
 // neighbours, in 16 bits and in 8-bit floats (Fp8Scope, Precision::fp8).
 //
-//   s = x + dropout(projection(attention(qkv(x))))     qkv: layer normalisation and one product
-//   y = s + dropout(mlp(s))                            mlp: layer normalisation, fc1, activation, fc2
+//   s = x + dropout(projection(attention(qkv(x))))     qkv: normalisation and one product
+//   y = s + dropout(mlp(s))                            mlp: normalisation, fc1, activation, fc2
 #pragma once
 
 #include <optional>
@@ -27,8 +27,10 @@ struct TransformerLayerOptions {
   // How far causal attention looks back; needs causal(true). Copies of the options share the window.
   TORCH_ARG(std::optional<AttentionWindow>, window);
   TORCH_ARG(bool, bias) = true;  // of all linear layers
-  // Added to the variance in both layer norms.
+  // Added to the variance, or to the mean square, in both norms.
   TORCH_ARG(double, eps) = 1e-5;
+  // How rows are normalised before qkv and before the network.
+  TORCH_ARG(Normalization, normalization) = Normalization::layer;
   // Probabilities in train(): of attention weights, behind the projection, and behind the network.
   TORCH_ARG(double, attention_dropout) = 0;
   TORCH_ARG(double, projection_dropout) = 0;

@@ -116,7 +116,7 @@ Element* row_of(void* memory, int64_t first) {
   return static_cast<Element*>(memory) + first;
 }
 
-template <class StreamElement, class BranchElement, class Parameter>
+template <Normalization kNormalization, class StreamElement, class BranchElement, class Parameter>
 void forward_rows(const LayerNormForward& work, int64_t begin, int64_t end) {
   const FullDenormals full_denormals;
   if (is_superfluous(work)) return;
@@ -140,8 +140,11 @@ void forward_rows(const LayerNormForward& work, int64_t begin, int64_t end) {
     }
     if (work.weight == nullptr) continue;
 
-    add_values(s.data(), columns, row_sum);
-    const float mean = div_(row_sum.take(), static_cast<float>(columns));
+    float mean = 0;
+    if constexpr (kNormalization == Normalization::layer) {
+      add_values(s.data(), columns, row_sum);
+      mean = div_(row_sum.take(), static_cast<float>(columns));
+    }
     add_squared_deviations(s.data(), columns, mean, row_sum);
     const float rstd = rstd_of(row_sum.take(), static_cast<float>(columns), work.epsilon);
     if (work.mean != nullptr) work.mean[row] = mean;
@@ -159,7 +162,7 @@ void forward_rows(const LayerNormForward& work, int64_t begin, int64_t end) {
   }
 }
 
-template <class StreamElement, class Gradient, class Parameter>
+template <Normalization kNormalization, class StreamElement, class Gradient, class Parameter>
 PACER_TARGET_CLONES void add_products(const StreamElement* s, const Gradient* dy, const Parameter* weight,
                                       int64_t columns, float mean, float rstd, RowSum& gradients,
                                       RowSum& products) {
@@ -170,7 +173,7 @@ PACER_TARGET_CLONES void add_products(const StreamElement* s, const Gradient* dy
     for (int64_t i = 0; i < count; ++i) {
       const int64_t j = first + i;
       const float dy_weight = mul_(load(dy[j]), load(weight[j]));
-      to_gradients[i] += dy_weight;
+      if constexpr (kNormalization == Normalization::layer) to_gradients[i] += dy_weight;
       to_products[i] = fma_(dy_weight, normalized(load(s[j]), mean, rstd), to_products[i]);
     }
   }
@@ -195,18 +198,19 @@ PACER_TARGET_CLONES void write_gradient(const StreamElement* s, const Gradient* 
   }
 }
 
-template <class StreamElement, class Gradient>
+template <Normalization kNormalization, class StreamElement, class Gradient>
 PACER_TARGET_CLONES void add_to_partials(const StreamElement* s, const Gradient* dy, int64_t columns,
                                          float mean, float rstd, float* dweight, float* dbias) {
 #pragma omp simd
   for (int64_t j = 0; j < columns; ++j) {
     dweight[j] = fma_(load(dy[j]), normalized(load(s[j]), mean, rstd), dweight[j]);
-    dbias[j] += load(dy[j]);
+    if constexpr (kNormalization == Normalization::layer) dbias[j] += load(dy[j]);
   }
 }
 
-template <class StreamElement, class Gradient, class Parameter>
+template <Normalization kNormalization, class StreamElement, class Gradient, class Parameter>
 void backward_parts(const LayerNormBackward& work, int64_t begin, int64_t end) {
+  constexpr bool kHasMean = kNormalization == Normalization::layer;
   const FullDenormals full_denormals;
   const int64_t columns = work.columns, part_rows = layer_norm_part_rows(work.rows, columns),
                 parts = layer_norm_parts(work.rows, columns);
@@ -215,19 +219,19 @@ void backward_parts(const LayerNormBackward& work, int64_t begin, int64_t end) {
   for (int64_t part = begin; part < end; ++part) {
     const bool is_summed = work.partials != nullptr;
     float* dweight = is_summed ? work.partials + part * columns : nullptr;
-    float* dbias = is_summed ? dweight + parts * columns : nullptr;
-    for (float* sums : {dweight, dbias}) std::fill_n(sums, is_summed ? columns : 0, 0.0f);
+    float* dbias = is_summed && kHasMean ? dweight + parts * columns : nullptr;
+    for (float* sums : {dweight, dbias}) std::fill_n(sums, sums != nullptr ? columns : 0, 0.0f);
     const int64_t last = std::min(work.rows, (part + 1) * part_rows);
     for (int64_t row = part * part_rows; row < last; ++row) {
       const int64_t first = row * columns;
       const auto* s = row_of<StreamElement>(work.s, first);
       const auto* dy = row_of<Gradient>(work.dy, first);
       const auto* dsum = work.dsum == nullptr ? nullptr : row_of<StreamElement>(work.dsum, first);
-      const float mean = work.mean[row], rstd = work.rstd[row];
-      if (is_summed) add_to_partials(s, dy, columns, mean, rstd, dweight, dbias);
-      add_products(s, dy, weight, columns, mean, rstd, gradients, products);
+      const float mean = kHasMean ? work.mean[row] : 0.0f, rstd = work.rstd[row];
+      if (is_summed) add_to_partials<kNormalization>(s, dy, columns, mean, rstd, dweight, dbias);
+      add_products<kNormalization>(s, dy, weight, columns, mean, rstd, gradients, products);
       const auto count = static_cast<float>(columns);
-      const RowMeans means{div_(gradients.take(), count), div_(products.take(), count)};
+      const RowMeans means{kHasMean ? div_(gradients.take(), count) : 0.0f, div_(products.take(), count)};
       write_gradient(s, dy, weight, columns, mean, rstd, means, dsum, row_of<StreamElement>(work.dx, first));
     }
   }
@@ -259,6 +263,8 @@ void check_layer_norm(const LayerNormForward& work) {
                              work.to.codes != nullptr || work.to.measured != nullptr;
   require(work.weight != nullptr || !is_normalized,
           "layer normalisation without a weight makes only the sum; pass a weight of ones");
+  require(work.normalization == Normalization::layer || (work.bias == nullptr && work.mean == nullptr),
+          "normalisation by the root of the mean square has neither a bias nor a mean; pass null for both");
   with_layer_norm_types(work.stream, work.branch_type, work.parameter_type, [](auto, auto, auto) {});
 }
 
@@ -266,6 +272,8 @@ void check_layer_norm(const LayerNormBackward& work) {
   const bool are_summed = work.rows > 0 && (work.dweight != nullptr || work.dbias != nullptr);
   require(work.partials != nullptr || !are_summed,
           "gradients of the parameters of a layer normalisation need memory for partial sums; pass it");
+  require(work.normalization == Normalization::layer || work.dbias == nullptr,
+          "normalisation by the root of the mean square has no bias, and so no gradient of it; pass null");
   with_layer_norm_types(work.stream, work.gradient_type, work.parameter_type, [](auto, auto, auto) {});
 }
 
@@ -273,7 +281,10 @@ void layer_norm_cpu(const LayerNormForward& work, int64_t begin, int64_t end) {
   check_layer_norm(work);
   with_layer_norm_types(
       work.stream, work.branch_type, work.parameter_type, [&](auto stream, auto branch, auto parameter) {
-        forward_rows<decltype(stream), decltype(branch), decltype(parameter)>(work, begin, end);
+        with_normalization(work.normalization, [&](auto kind) {
+          forward_rows<decltype(kind)::value, decltype(stream), decltype(branch), decltype(parameter)>(
+              work, begin, end);
+        });
       });
 }
 
@@ -281,7 +292,10 @@ void layer_norm_backward_cpu(const LayerNormBackward& work, int64_t begin, int64
   check_layer_norm(work);
   with_layer_norm_types(
       work.stream, work.gradient_type, work.parameter_type, [&](auto stream, auto gradient, auto parameter) {
-        backward_parts<decltype(stream), decltype(gradient), decltype(parameter)>(work, begin, end);
+        with_normalization(work.normalization, [&](auto kind) {
+          backward_parts<decltype(kind)::value, decltype(stream), decltype(gradient), decltype(parameter)>(
+              work, begin, end);
+        });
       });
 }
 

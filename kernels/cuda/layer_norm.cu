@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_layer_norm_row(const LayerNormForward& wor
   }
 }
 
-template <class StreamElement, class BranchElement, class Parameter, int kLanes>
+template <Normalization kNormalization, class StreamElement, class BranchElement, class Parameter, int kLanes>
 __global__ void __launch_bounds__(kLayerNormThreads<kLanes>)
     layer_norm_kernel(const __grid_constant__ LayerNormForward work) {
   constexpr int kThreads = kLayerNormThreads<kLanes>;
@@ -170,15 +170,19 @@ __global__ void __launch_bounds__(kLayerNormThreads<kLanes>)
 
     const auto columns = static_cast<float>(work.columns);
     float sums[1];
-    float values[1][kLayerNormPiece] = {}, squares[1][kLayerNormPiece] = {};
+    float squares[1][kLayerNormPiece] = {};
+    float mean = 0;
+    if constexpr (kNormalization == Normalization::layer) {
+      float values[1][kLayerNormPiece] = {};
 #pragma unroll
-    for (int e = 0; e < kLayerNormPieces; ++e) {
-      if (piece_column<kLanes>(e) >= work.columns) continue;
+      for (int e = 0; e < kLayerNormPieces; ++e) {
+        if (piece_column<kLanes>(e) >= work.columns) continue;
 #pragma unroll
-      for (int k = 0; k < kLayerNormPiece; ++k) values[0][k] += s[e][k];
+        for (int k = 0; k < kLayerNormPiece; ++k) values[0][k] += s[e][k];
+      }
+      sum_of_lanes<kLanes>(values, of_warps[0], sums);
+      mean = div_(sums[0], columns);
     }
-    sum_of_lanes<kLanes>(values, of_warps[0], sums);
-    const float mean = div_(sums[0], columns);
 #pragma unroll
     for (int e = 0; e < kLayerNormPieces; ++e) {
       if (piece_column<kLanes>(e) >= work.columns) continue;
@@ -209,16 +213,18 @@ void layer_norm_cuda(const LayerNormForward& work, Stream stream) {
   check_layer_norm_memory(work.x, work.branch, work.branch_bias, work.sum, work.weight, work.bias, work.y,
                           work.to.codes);
   if (work.rows == 0) return;
-  with_layer_norm_types(
-      work.stream, work.branch_type, work.parameter_type,
-      [&](auto of_stream, auto of_branch, auto of_weight) {
-        with_layer_norm_lanes(work.columns, [&](auto lanes) {
-          constexpr int kLanes = decltype(lanes)::value;
-          layer_norm_kernel<decltype(of_stream), decltype(of_branch), decltype(of_weight), kLanes>
-              <<<layer_norm_blocks<kLanes>(work.rows), kLayerNormThreads<kLanes>, 0,
-                 static_cast<cudaStream_t>(stream)>>>(work);
-        });
-      });
+  with_layer_norm_types(work.stream, work.branch_type, work.parameter_type,
+                        [&](auto of_stream, auto of_branch, auto of_weight) {
+                          with_layer_norm_lanes(work.columns, [&](auto lanes) {
+                            constexpr int kLanes = decltype(lanes)::value;
+                            with_normalization(work.normalization, [&](auto kind) {
+                              layer_norm_kernel<decltype(kind)::value, decltype(of_stream),
+                                                decltype(of_branch), decltype(of_weight), kLanes>
+                                  <<<layer_norm_blocks<kLanes>(work.rows), kLayerNormThreads<kLanes>, 0,
+                                     static_cast<cudaStream_t>(stream)>>>(work);
+                            });
+                          });
+                        });
   check_launch("layer normalisation");
 }
 

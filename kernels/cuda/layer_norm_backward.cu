@@ -63,14 +63,16 @@ struct LayerNormRows {
   float* partials;
 };
 
-template <class StreamElement, class Gradient, class Parameter, int kLanes>
+template <Normalization kNormalization, class StreamElement, class Gradient, class Parameter, int kLanes>
 __global__ void __launch_bounds__(kLayerNormThreads<kLanes>, kLanes < 512 ? 2 : 1)
     layer_norm_backward_kernel(const __grid_constant__ LayerNormRows<StreamElement, Gradient, Parameter> work,
                                int stages) {
   using Stage = LayerNormStage<StreamElement, Gradient, kLanes>;
+  constexpr bool kHasMean = kNormalization == Normalization::layer;
   constexpr int kParts = kLayerNormThreads<kLanes> / kLanes;
   extern __shared__ uint4 layer_norm_stages[];
-  __shared__ alignas(16) float of_warps[2][2][kLanes / kLayerNormWarp];
+  constexpr int kSums = kHasMean ? 2 : 1;
+  __shared__ alignas(16) float of_warps[2][kSums][kLanes / kLayerNormWarp];
   const int lane = static_cast<int>(threadIdx.x) % kLanes, slot = static_cast<int>(threadIdx.x) / kLanes;
   const int64_t part = static_cast<int64_t>(blockIdx.x) * kParts + slot;
   // A block whose lanes share a row has one part: all its threads meet in the sums.
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(kLayerNormThreads<kLanes>, kLanes < 512 ? 2 : 
 
   float dweight[kLayerNormPieces][kLayerNormPiece] = {}, dbias[kLayerNormPieces][kLayerNormPiece] = {};
   if (stages == 2) copy_row(begin, memory);
-  float next_mean = work.mean[begin], next_rstd = work.rstd[begin];
+  float next_mean = kHasMean ? work.mean[begin] : 0.0f, next_rstd = work.rstd[begin];
   for (int64_t row = begin; row < end; ++row) {
     const int turn = static_cast<int>(row - begin) & 1;
     uint4* const mine = memory + (stages == 2 ? turn * words : 0);
@@ -105,12 +107,13 @@ __global__ void __launch_bounds__(kLayerNormThreads<kLanes>, kLanes < 512 ? 2 : 
     const float mean = next_mean, rstd = next_rstd;
     if (row + 1 < end) {
       if (stages == 2) copy_row(row + 1, memory + (1 - turn) * words);
-      next_mean = work.mean[row + 1];
+      if constexpr (kHasMean) next_mean = work.mean[row + 1];
       next_rstd = work.rstd[row + 1];
     }
 
     const Stage stage(mine, columns, lane);
-    float accumulators[2][kLayerNormPiece] = {};  // of dy * weight, and of that times normalized
+    // Of dy * weight times normalized, and, where there is a mean, of dy * weight.
+    float accumulators[kSums][kLayerNormPiece] = {};
 #pragma unroll
     for (int e = 0; e < kLayerNormPieces; ++e) {
       const int column = piece_column<kLanes>(e);
@@ -122,17 +125,19 @@ __global__ void __launch_bounds__(kLayerNormThreads<kLanes>, kLanes < 512 ? 2 : 
 #pragma unroll
       for (int k = 0; k < kLayerNormPiece; ++k) {
         const float dy_weight = mul_(dy[k], weight[k]), x = normalized(s[k], mean, rstd);
-        accumulators[0][k] += dy_weight;
-        accumulators[1][k] = fma_(dy_weight, x, accumulators[1][k]);
+        accumulators[0][k] = fma_(dy_weight, x, accumulators[0][k]);
         dweight[e][k] = fma_(dy[k], x, dweight[e][k]);
-        dbias[e][k] += dy[k];
+        if constexpr (kHasMean) {
+          accumulators[1][k] += dy_weight;
+          dbias[e][k] += dy[k];
+        }
       }
     }
     // Before a row takes this turn's memory again, all threads meet in the row between.
-    float sums[2];
+    float sums[kSums];
     sum_of_lanes<kLanes>(accumulators, of_warps[turn], sums);
-    const float mean_gradient = div_(sums[0], static_cast<float>(columns)),
-                mean_product = div_(sums[1], static_cast<float>(columns));
+    const float mean_product = div_(sums[0], static_cast<float>(columns)),
+                mean_gradient = kHasMean ? div_(sums[kSums - 1], static_cast<float>(columns)) : 0.0f;
 #pragma unroll
     for (int e = 0; e < kLayerNormPieces; ++e) {
       const int column = piece_column<kLanes>(e);
@@ -158,7 +163,9 @@ __global__ void __launch_bounds__(kLayerNormThreads<kLanes>, kLanes < 512 ? 2 : 
     const int column = piece_column<kLanes>(e);
     if (column >= columns) continue;
     store_packet(work.partials + part * work.columns + column, dweight[e]);
-    store_packet(work.partials + (work.parts + part) * work.columns + column, dbias[e]);
+    if constexpr (kHasMean) {
+      store_packet(work.partials + (work.parts + part) * work.columns + column, dbias[e]);
+    }
   }
 }
 
@@ -199,7 +206,7 @@ int layer_norm_stages_for(int bytes) {
   return 2 * bytes + kOther <= most ? 2 : 1;
 }
 
-template <class StreamElement, class Gradient, class Parameter, int kLanes>
+template <Normalization kNormalization, class StreamElement, class Gradient, class Parameter, int kLanes>
 void launch_layer_norm_backward(const LayerNormBackward& work, cudaStream_t stream) {
   const LayerNormRows<StreamElement, Gradient, Parameter> rows{work.rows,
                                                                layer_norm_part_rows(work.rows, work.columns),
@@ -218,7 +225,7 @@ void launch_layer_norm_backward(const LayerNormBackward& work, cudaStream_t stre
   const int bytes = Stage::words(work.columns, work.dsum != nullptr) * static_cast<int>(sizeof(uint4)) *
                     (kThreads / kLanes);
   const int stages = layer_norm_stages_for(bytes);
-  const auto kernel = layer_norm_backward_kernel<StreamElement, Gradient, Parameter, kLanes>;
+  const auto kernel = layer_norm_backward_kernel<kNormalization, StreamElement, Gradient, Parameter, kLanes>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, stages * bytes);
   kernel<<<layer_norm_blocks<kLanes>(rows.parts), kThreads, static_cast<size_t>(stages * bytes), stream>>>(
       rows, stages);
@@ -233,14 +240,16 @@ void layer_norm_backward_cuda(const LayerNormBackward& work, Stream stream) {
   check_layer_norm_memory(work.dy, work.s, work.weight, work.dsum, work.dx, work.partials);
   const auto on = static_cast<cudaStream_t>(stream);
   if (work.rows > 0) {
-    with_layer_norm_types(work.stream, work.gradient_type, work.parameter_type,
-                          [&](auto of_stream, auto of_gradient, auto of_weight) {
-                            with_layer_norm_lanes(work.columns, [&](auto lanes) {
-                              launch_layer_norm_backward<decltype(of_stream), decltype(of_gradient),
-                                                         decltype(of_weight), decltype(lanes)::value>(work,
-                                                                                                      on);
-                            });
-                          });
+    with_layer_norm_types(
+        work.stream, work.gradient_type, work.parameter_type,
+        [&](auto of_stream, auto of_gradient, auto of_weight) {
+          with_layer_norm_lanes(work.columns, [&](auto lanes) {
+            with_normalization(work.normalization, [&](auto kind) {
+              launch_layer_norm_backward<decltype(kind)::value, decltype(of_stream), decltype(of_gradient),
+                                         decltype(of_weight), decltype(lanes)::value>(work, on);
+            });
+          });
+        });
   }
   if (work.dweight == nullptr && work.dbias == nullptr) return;
   const auto blocks = static_cast<unsigned>(2 * ceil_divide(work.columns, kLayerNormColumnsOfBlock));

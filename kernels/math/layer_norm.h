@@ -7,14 +7,17 @@
 //   columns   of a gradient of a parameter: rows of a part, ascending; then part p adds to accumulator
 //             p mod 16, ascending, and these are folded
 //
-// The variance is the mean of squared deviations from the mean, each added by one fused multiply-add.
+// The variance is the mean of squared deviations from the mean, each added by one fused multiply-add. With
+// Normalization::rms the mean is 0 and nothing else differs: no sum of values, and none of dy * weight.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <pacer/core/error.h>
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/math/element_type.h>
 
 namespace pacer::kernels {
@@ -55,6 +58,14 @@ PACER_HOST_DEVICE float normalized(float s, float mean, float rstd) { return mul
 PACER_HOST_DEVICE float layer_norm_gradient(float dy_weight, float normalized, float rstd,
                                             float mean_gradient, float mean_product, float dsum) {
   return fma_(rstd, fma_(-mean_product, normalized, dy_weight - mean_gradient), dsum);
+}
+
+// Calls visit(std::integral_constant<Normalization, ...>{}) and returns its result.
+template <class Visit>
+auto with_normalization(Normalization normalization, const Visit& visit) {
+  return normalization == Normalization::rms
+             ? visit(std::integral_constant<Normalization, Normalization::rms>{})
+             : visit(std::integral_constant<Normalization, Normalization::layer>{});
 }
 
 // Calls visit(stream, branch, parameter) with an element of each type and returns its result. Throws

@@ -10,6 +10,7 @@
 #include <pacer/kernels/math/dropout.h>
 #include <pacer/modules/detail/passes.h>
 #include <pacer/modules/linear.h>
+#include <pacer/modules/rms_norm.h>
 
 namespace pacer::detail {
 
@@ -39,11 +40,19 @@ class FusedCall {
   LinearInputs inputs_of(const modules::LinearImpl& linear) const;
   // Throws InvalidArgument for one that is not of the features of x, or somewhere else.
   Norm inputs_of(const torch::nn::LayerNormImpl& norm) const;
+  Norm inputs_of(const modules::RmsNormImpl& norm) const;
+  // The norm of a layer that has one of two.
+  template <class Layer>
+  Norm norm_of(const Layer& layer) const {
+    return layer.rms_norm ? inputs_of(*layer.rms_norm) : inputs_of(*layer.norm);
+  }
   // Drops with probability p, by a seed from LibTorch's generator of the CPU; nothing in eval(). Throws
   // InvalidArgument for a probability that is none, and Error while a CUDA graph is captured.
   kernels::Dropout dropout(double p) const;
 
  private:
+  Norm checked(Norm norm) const;
+
   const char* layer_;
   at::Tensor x_;
   at::ScalarType dtype_;

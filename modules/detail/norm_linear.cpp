@@ -20,12 +20,16 @@ struct NormLinearNames {
 struct NormLinearState : torch::CustomClassHolder {
   DefinedMask given;
   size_t defined;
+  Normalization normalization;
   double epsilon;
   Fp8LayerPtr fp8;
   at::ScalarType dtype;
   bool records, keeps_input, in_three;
 
   Product product(const at::Tensor& weight) const { return {fp8, weight, dtype, records}; }
+  Norm norm(const at::Tensor& weight, const at::Tensor& bias) const {
+    return {normalization, weight, bias, epsilon};
+  }
 };
 
 // Of its columns. No views as far as the graph is concerned, whose nodes may not give several of one tensor.
@@ -42,9 +46,8 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const Tensors in = state->given.expand(tensors.vec());
     const Product product = state->product(in[kWeight]);
-    const Normalized normalized =
-        normalize({in[kX], {}, {}, {}}, {in[kNormWeight], in[kNormBias], state->epsilon},
-                  {&product, /*is_gradient=*/false, state->keeps_input});
+    const Normalized normalized = normalize({in[kX], {}, {}, {}}, state->norm(in[kNormWeight], in[kNormBias]),
+                                            {&product, /*is_gradient=*/false, state->keeps_input});
     const at::Tensor y = product.forward(normalized.y, in[kBias]);
     Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
     save_operand(normalized.y, state->keeps_input, kept);
@@ -83,8 +86,9 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     if (needs[kWeight]) result[kWeight] = product.weight_gradient(gradient, normalized.y);
     result[kBias] = gradient.sums;
     if (needs[kX] || needs[kNormWeight] || needs[kNormBias]) {
-      NormGradients of_norm = normalize_backward(product.input_gradient(gradient, state->dtype), normalized,
-                                                 norm_weight, dx, needs[kNormWeight], needs[kNormBias]);
+      NormGradients of_norm =
+          normalize_backward(product.input_gradient(gradient, state->dtype), normalized,
+                             state->norm(norm_weight, {}), dx, needs[kNormWeight], needs[kNormBias]);
       result[kX] = std::move(of_norm.ds);
       result[kNormWeight] = std::move(of_norm.dweight);
       result[kNormBias] = std::move(of_norm.dbias);
@@ -95,16 +99,16 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 
 }  // namespace
 
-NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const modules::LinearImpl& linear, bool in_three) {
-  const Norm of_norm = call.inputs_of(norm);
+NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const modules::LinearImpl& linear,
+                              bool in_three) {
   const LinearInputs product = call.inputs_of(linear);
-  const Tensors all = {call.x(), of_norm.weight, of_norm.bias, product.weight, product.bias};
+  const Tensors all = {call.x(), norm.weight, norm.bias, product.weight, product.bias};
   auto state = c10::make_intrusive<NormLinearState>();
   state->given = DefinedMask(all);
   const Tensors defined = state->given.compact(all);
   state->defined = defined.size();
-  state->epsilon = of_norm.epsilon;
+  state->normalization = norm.normalization;
+  state->epsilon = norm.epsilon;
   state->fp8 = product.fp8;
   state->dtype = call.dtype();
   state->records = call.records();

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/modules/normalization.h>
 
 #include <pacer/modules/detail/fused_call.h>
 
@@ -17,7 +16,7 @@ struct NormLinearResults {
   // x itself. What else needs x takes this: its gradient is then added where that of x is made.
   at::Tensor x;
 };
-NormLinearResults norm_linear(const FusedCall& call, const torch::nn::LayerNormImpl& norm,
-                              const modules::LinearImpl& linear, bool in_three = false);
+NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const modules::LinearImpl& linear,
+                              bool in_three = false);
 
 }  // namespace pacer::detail

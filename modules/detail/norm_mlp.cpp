@@ -33,12 +33,16 @@ struct NormMlpState : torch::CustomClassHolder {
   size_t defined;
   std::vector<bool> requires_grad;  // of inputs; none where no graph is made
   Fp8LayerPtr of_projection, of_fc1, of_fc2;
+  Normalization normalization;
   double epsilon;
   Activation activation;
   kernels::Dropout projection_dropout, dropout;
   bool has_residual, records;
   at::ScalarType dtype;
 
+  Norm norm(const at::Tensor& weight, const at::Tensor& bias) const {
+    return {normalization, weight, bias, epsilon};
+  }
   bool ends_with_sum() const { return has_residual || dropout.threshold != 0; }
 };
 
@@ -72,7 +76,7 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
       residual.branch = products.projection.forward(of_branch, {});
     }
     const Normalized normalized =
-        normalize(residual, {in[kNormWeight], in[kNormBias], state->epsilon}, use(products.fc1, kWeight1));
+        normalize(residual, state->norm(in[kNormWeight], in[kNormBias]), use(products.fc1, kWeight1));
     const at::Tensor u = products.fc1.forward(normalized.y, {});
     const Operand activated = activate(u, in[kBias1], state->activation, use(products.fc2, kWeight2));
     const bool ends_with_sum = state->ends_with_sum();
@@ -129,9 +133,9 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
     if (!any_of(needs, {kX, kBranch, kProjectionWeight, kProjectionBias, kNormWeight, kNormBias})) {
       return FusedNode::result(state->given, std::move(result));
     }
-    NormGradients of_norm =
-        normalize_backward(products.fc1.input_gradient(of_u, state->dtype), normalized, in[kNormWeight],
-                           state->has_residual ? dy : at::Tensor(), needs[kNormWeight], needs[kNormBias]);
+    NormGradients of_norm = normalize_backward(
+        products.fc1.input_gradient(of_u, state->dtype), normalized, state->norm(in[kNormWeight], {}),
+        state->has_residual ? dy : at::Tensor(), needs[kNormWeight], needs[kNormBias]);
     result[kNormWeight] = std::move(of_norm.dweight);
     result[kNormBias] = std::move(of_norm.dbias);
     result[kX] = of_norm.ds;
@@ -153,7 +157,7 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
 
 at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
                     const kernels::Dropout& dropout, const ProjectedBranch& branch) {
-  const Norm norm = call.inputs_of(*mlp.norm);
+  const Norm norm = call.norm_of(mlp);
   const LinearInputs projection = branch.x.defined() ? call.inputs_of(*branch.linear) : LinearInputs(),
                      fc1 = call.inputs_of(*mlp.fc1), fc2 = call.inputs_of(*mlp.fc2);
   const Tensors all = {call.x(),  branch.x,   projection.weight, projection.bias, norm.weight,
@@ -168,6 +172,7 @@ at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
   state->of_projection = projection.fp8;
   state->of_fc1 = fc1.fp8;
   state->of_fc2 = fc2.fp8;
+  state->normalization = norm.normalization;
   state->epsilon = norm.epsilon;
   state->activation = mlp.options.activation();
   state->projection_dropout = branch.dropout;

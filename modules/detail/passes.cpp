@@ -125,8 +125,9 @@ Normalized normalize(const Residual& residual, const Norm& norm, const OperandUs
   const bool has_branch = memory.branch.defined();
   Normalized normalized;
   normalized.s = has_branch ? at::empty_like(x) : x;
-  normalized.mean = floats_like(x, {x.size(0)});
+  if (norm.normalization == Normalization::layer) normalized.mean = floats_like(x, {x.size(0)});
   normalized.rstd = floats_like(x, {x.size(0)});
+  memory.work.normalization = norm.normalization;
   memory.work.parameter_type = element_type(type);
   memory.work.weight = memory_of(weight);
   memory.work.bias = memory_of(bias);
@@ -146,15 +147,16 @@ Normalized normalize(const Residual& residual, const Norm& norm, const OperandUs
   return normalized;
 }
 
-NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normalized, const at::Tensor& weight,
+NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normalized, const Norm& norm,
                                  const at::Tensor& dsum, bool for_weight, bool for_bias) {
   const at::Tensor& s = normalized.s;
   const DeviceGuard guard(s.device());
-  const at::ScalarType type = parameter_type(weight, s);
-  const at::Tensor dense = readable(dy), parameter = as(weight, type), added = as(dsum, s.scalar_type());
+  const at::ScalarType type = parameter_type(norm.weight, s);
+  const at::Tensor dense = readable(dy), parameter = as(norm.weight, type), added = as(dsum, s.scalar_type());
   NormGradients gradients;
   gradients.ds = at::empty_like(s);
   kernels::LayerNormBackward work;
+  work.normalization = norm.normalization;
   work.stream = element_type(s.scalar_type());
   work.gradient_type = element_type(dense.scalar_type());
   work.parameter_type = element_type(type);
@@ -170,7 +172,7 @@ NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normali
   at::Tensor partials;
   if (for_weight || for_bias) {
     const int64_t parts = kernels::layer_norm_parts(work.rows, work.columns);
-    partials = floats_like(s, {2, parts, work.columns});
+    partials = floats_like(s, {norm.normalization == Normalization::layer ? 2 : 1, parts, work.columns});
     work.partials = floats(partials);
   }
   if (for_weight) gradients.dweight = column_memory(work.rows, work.columns, s.device());

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <pacer/kernels/activation.h>
+#include <pacer/kernels/choices.h>
 #include <pacer/kernels/math/dropout.h>
 #include <pacer/modules/detail/matrix.h>
 #include <pacer/modules/detail/product.h>
@@ -29,10 +30,12 @@ struct Residual {
 at::Tensor add_residual(const Residual& residual);
 
 struct Norm {
-  at::Tensor weight, bias;  // [columns]; bias may be undefined
+  Normalization normalization;
+  at::Tensor weight, bias;  // [columns]; bias may be undefined, and is with Normalization::rms
   double epsilon;
 };
-// s, where there is a branch (else x), its statistics, fp32 [rows], and (s - mean) * rstd * weight + bias.
+// s, where there is a branch (else x), its statistics, fp32 [rows], and (s - mean) * rstd * weight + bias. With
+// Normalization::rms the mean is undefined, and 0.
 struct Normalized {
   at::Tensor s, mean, rstd;
   Operand y;
@@ -40,11 +43,11 @@ struct Normalized {
 Normalized normalize(const Residual& residual, const Norm& norm, const OperandUse& use);
 
 // Gradients of s, of the norm's weight and of its bias, fp32 [columns] where wanted. `dsum` is what reaches s
-// elsewhere and is added; undefined: nothing does.
+// elsewhere and is added; undefined: nothing does. The norm's bias and epsilon are not read.
 struct NormGradients {
   at::Tensor ds, dweight, dbias;
 };
-NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normalized, const at::Tensor& weight,
+NormGradients normalize_backward(const at::Tensor& dy, const Normalized& normalized, const Norm& norm,
                                  const at::Tensor& dsum, bool for_weight, bool for_bias);
 
 // activation(u + bias), and its backward pass with the sums of columns where wanted.

@@ -64,14 +64,17 @@ TEST_CASE("on a GPU a layer normalisation has the bytes of the CPU, forward and 
   for (const LayerNormTypes& types : kLayerNormTypes) {
     for (const auto& [rows, columns] : kSizes) {
       for (const bool has_branch : {false, true}) {
-        CAPTURE(types.stream, types.branch, types.parameter, rows, columns, has_branch);
-        LayerNormInput in = random_layer_norm(types, rows, columns, has_branch);
-        if (has_branch) in.dropout = kernels::dropout_of(0.1, 0x123456789ABCDEF);
-        const Fp8Format format = has_branch ? Fp8Format::e4m3 : Fp8Format::e5m2;
-        const LayerNormInput on_gpu = in.to(kGpu);
-        const LayerNormOutput found = run(on_gpu, format);
-        require_equal(found, run(in, format));
-        require_equal(found, run(on_gpu, format));
+        for (const Normalization normalization : {Normalization::layer, Normalization::rms}) {
+          CAPTURE(types.stream, types.branch, types.parameter, rows, columns, has_branch,
+                  normalization == Normalization::rms);
+          LayerNormInput in = random_layer_norm(types, rows, columns, has_branch, normalization);
+          if (has_branch) in.dropout = kernels::dropout_of(0.1, 0x123456789ABCDEF);
+          const Fp8Format format = has_branch ? Fp8Format::e4m3 : Fp8Format::e5m2;
+          const LayerNormInput on_gpu = in.to(kGpu);
+          const LayerNormOutput found = run(on_gpu, format);
+          require_equal(found, run(in, format));
+          require_equal(found, run(on_gpu, format));
+        }
       }
     }
   }

@@ -30,7 +30,7 @@ CARDS = {
     "communicator.md": {"CollectiveOptions"},
     "onebit-adam.md": {"CompressionOptions"},
     "sharding.md": {"ParameterShardsOptions", "ShardsOptions", "TrainingMemoryOptions"},
-    "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions"},
+    "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions", "RmsNormOptions"},
     "lora.md": {"LoadAdapterOptions", "Nf4Options"},
     "fused-adam.md": {"FusedAdamWOptions"},
     "own-optimizer.md": {"OwnRuleOptions"},

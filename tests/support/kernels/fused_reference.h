@@ -11,6 +11,7 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
 
@@ -46,13 +47,22 @@ inline Tensor norm_of(torch::nn::LayerNorm& norm, const Tensor& x) {
                         norm->options.eps());
 }
 
+inline Tensor norm_of(modules::RmsNorm& norm, const Tensor& x) {
+  const Tensor weight = like(norm->weight, x);  // of the dtype of x, as LibTorch's kernel wants it
+  return at::rms_norm(x.to(weight.scalar_type()), {norm->options.features()}, weight, norm->options.eps());
+}
+template <class Layer>
+Tensor norm_of_layer(Layer& layer, const Tensor& x) {
+  return layer.rms_norm ? norm_of(layer.rms_norm, x) : norm_of(layer.norm, x);
+}
+
 inline Tensor reference(modules::LayerNormLinearImpl& layer, const Tensor& x, const DroppedElements& = {}) {
-  return linear_of(layer.linear, norm_of(layer.norm, x));
+  return linear_of(layer.linear, norm_of_layer(layer, x));
 }
 
 inline Tensor reference(modules::LayerNormMlpImpl& layer, const Tensor& x,
                         const DroppedElements& dropped = {}) {
-  const Tensor u = linear_of(layer.fc1, norm_of(layer.norm, x));
+  const Tensor u = linear_of(layer.fc1, norm_of_layer(layer, x));
   Tensor activated;
   if (layer.options.activation() == Activation::gelu) {
     activated = at::gelu(u, "tanh");
@@ -136,15 +146,27 @@ inline void randomize(torch::nn::Module& module) {
 
 template <class Visit>
 void for_all_layers(const Visit& visit) {
-  for (const bool bias : {true, false}) {
-    visit(modules::LayerNormLinear(modules::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3)));
-    for (const Activation activation : {Activation::gelu, Activation::swiglu}) {
-      for (const bool residual : {true, false}) {
-        visit(modules::LayerNormMlp(
-            modules::LayerNormMlpOptions(32, 64).bias(bias).activation(activation).residual(residual)));
+  for (const Normalization normalization : {Normalization::layer, Normalization::rms}) {
+    for (const bool bias : {true, false}) {
+      visit(modules::LayerNormLinear(
+          modules::LayerNormLinearOptions(32, 48).bias(bias).eps(1e-3).normalization(normalization)));
+      for (const Activation activation : {Activation::gelu, Activation::swiglu}) {
+        // The other combinations are the same code.
+        if (normalization == Normalization::rms && bias == (activation == Activation::swiglu)) continue;
+        for (const bool residual : {true, false}) {
+          visit(modules::LayerNormMlp(modules::LayerNormMlpOptions(32, 64)
+                                          .bias(bias)
+                                          .activation(activation)
+                                          .residual(residual)
+                                          .normalization(normalization)));
+        }
+        visit(modules::TransformerLayer(modules::TransformerLayerOptions(32, 4)
+                                            .ffn(64)
+                                            .bias(bias)
+                                            .activation(activation)
+                                            .causal(!bias)
+                                            .normalization(normalization)));
       }
-      visit(modules::TransformerLayer(
-          modules::TransformerLayerOptions(32, 4).ffn(64).bias(bias).activation(activation).causal(!bias)));
     }
   }
 }

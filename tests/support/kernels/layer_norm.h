@@ -28,6 +28,7 @@ T* memory_of(const Tensor& tensor) {
 
 // What goes in; branch, branch_bias, bias and dsum may be left undefined.
 struct LayerNormInput {
+  Normalization normalization = Normalization::layer;
   Tensor x, branch, branch_bias, weight, bias, dy, dsum;
   kernels::Dropout dropout;
 
@@ -42,18 +43,19 @@ struct LayerNormInput {
 };
 
 inline LayerNormInput random_layer_norm(const LayerNormTypes& types, int64_t rows, int64_t columns,
-                                        bool has_branch) {
+                                        bool has_branch, Normalization normalization = Normalization::layer) {
   const auto random = [](at::IntArrayRef sizes, at::ScalarType dtype) {
     return torch::randn(sizes).to(dtype);
   };
   LayerNormInput in;
+  in.normalization = normalization;
   in.x = random({rows, columns}, types.stream).add_(0.5);
   if (has_branch) {
     in.branch = random({rows, columns}, types.branch);
     in.branch_bias = random({columns}, types.branch);
   }
   in.weight = random({columns}, types.parameter);
-  in.bias = random({columns}, types.parameter);
+  if (normalization == Normalization::layer) in.bias = random({columns}, types.parameter);
   in.dy = random({rows, columns}, types.branch);
   in.dsum = random({rows, columns}, types.stream);
   return in;
@@ -82,7 +84,8 @@ inline LayerNormOutput layer_norm_output(const LayerNormInput& in, float scale) 
   const int64_t rows = in.x.size(0), columns = in.x.size(1);
   if (in.branch.defined()) out.sum = at::full_like(in.x, 77);
   out.y = at::full_like(in.dy, 77);
-  out.mean = at::full({rows}, 77, floats);
+  const bool has_mean = in.normalization == Normalization::layer;
+  if (has_mean) out.mean = at::full({rows}, 77, floats);
   out.rstd = at::full({rows}, 77, floats);
   const kernels::Fp8Scale state = fp8_scale_of(scale);
   out.state = at::empty({static_cast<int64_t>(sizeof state)}, at::kByte);
@@ -92,13 +95,14 @@ inline LayerNormOutput layer_norm_output(const LayerNormInput& in, float scale) 
   out.inverse = at::zeros({1}, floats);
   out.dx = at::full_like(in.x, 77);
   out.dweight = at::full({columns}, 77, floats);
-  out.dbias = at::full({columns}, 77, floats);
-  out.partials = at::full({2, kernels::layer_norm_parts(rows, columns), columns}, 77, floats);
+  if (has_mean) out.dbias = at::full({columns}, 77, floats);
+  out.partials = at::full({has_mean ? 2 : 1, kernels::layer_norm_parts(rows, columns), columns}, 77, floats);
   return out;
 }
 
 inline kernels::LayerNormForward forward_of(const LayerNormInput& in, const LayerNormOutput& out) {
   kernels::LayerNormForward work;
+  work.normalization = in.normalization;
   work.stream = element_type_of(in.x.scalar_type());
   work.branch_type = element_type_of(in.dy.scalar_type());
   work.rows = in.x.size(0);
@@ -124,6 +128,7 @@ inline kernels::LayerNormForward forward_of(const LayerNormInput& in, const Laye
 // Behind a forward pass that has filled `out`.
 inline kernels::LayerNormBackward backward_of(const LayerNormInput& in, const LayerNormOutput& out) {
   kernels::LayerNormBackward work;
+  work.normalization = in.normalization;
   work.stream = element_type_of(in.x.scalar_type());
   work.gradient_type = element_type_of(in.dy.scalar_type());
   work.parameter_type = element_type_of(in.weight.scalar_type());

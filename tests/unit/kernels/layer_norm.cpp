@@ -214,6 +214,42 @@ TEST_CASE("gradients of a layer normalisation are those of LibTorch in fp64", "[
   }
 }
 
+TEST_CASE("by the root of the mean square a row and its gradients are LibTorch's in fp64",
+          "[kernels][layer_norm][rms_norm]") {
+  torch::manual_seed(7);
+  for (const LayerNormTypes& types : kLayerNormTypes) {
+    for (const auto& [rows, columns] : kSizes) {
+      for (const bool has_branch : {false, true}) {
+        CAPTURE(types.stream, types.branch, types.parameter, rows, columns, has_branch);
+        LayerNormInput in = random_layer_norm(types, rows, columns, has_branch, Normalization::rms);
+        if (!has_branch) in.dsum.reset();
+        const LayerNormOutput out = layer_norm_output(in, 30.0f);
+        run_layer_norm(forward_of(in, out));
+        run_layer_norm(backward_of(in, out));
+
+        const Tensor stored = sum_of(in);
+        if (has_branch) REQUIRE(out.sum.equal(stored));
+        const auto leaf = [](const Tensor& tensor) {
+          return tensor.to(at::kDouble).detach().clone().requires_grad_();
+        };
+        const Tensor s = leaf(stored), weight = leaf(in.weight), dy = in.dy.to(at::kDouble);
+        const Tensor y = at::rms_norm(s, {columns}, weight, kEpsilon);
+        y.backward(dy);
+        check_close(out.y, y.detach(), unit_of(types.branch) * 1.001, 1e-5 * y.detach().abs() + 1e-6);
+        REQUIRE(out.codes.equal(fp8_codes(out.y, 30.0f, Fp8Format::e4m3)));
+        const Tensor mean_square = s.detach().square().mean(1, true), rstd = (mean_square + kEpsilon).rsqrt();
+        check_close(out.rstd, rstd.squeeze(1), 1e-5, at::zeros({}));
+        const Tensor dx = has_branch ? s.grad() + in.dsum.to(at::kDouble) : s.grad();
+        const Tensor normalized = s.detach() * rstd;
+        const Tensor row_size = (dy * weight.detach()).abs().amax(1, true) * rstd * (1 + normalized.abs());
+        check_close(out.dx, dx, unit_of(types.stream) * 1.001,
+                    1e-5 * (row_size * normalized.abs().amax() + 1));
+        check_close(out.dweight, weight.grad(), 1e-6, 1e-5 * (dy * normalized).abs().sum(0));
+      }
+    }
+  }
+}
+
 TEST_CASE("before a layer normalisation a dropped element is the residual alone", "[kernels][layer_norm]") {
   torch::manual_seed(5);
   for (const LayerNormTypes& types : kLayerNormTypes) {
@@ -283,6 +319,8 @@ TEST_CASE("a layer normalisation refuses what it cannot do", "[kernels][layer_no
     CHECK_THROWS_WITH(kernels::layer_norm_cpu(work, 0, 2), ContainsSubstring(part));
   };
   CHECK_NOTHROW(kernels::layer_norm_cpu(good, 0, 2));
+  const auto by_rms = [](auto& work) { work.normalization = Normalization::rms; };
+  refuses(by_rms, "neither a bias nor a mean");
   refuses([](auto& work) { work.branch_type = kernels::ElementType::f16; }, "branch of the same type");
   refuses([](auto& work) { work.branch_type = kernels::ElementType::f32; }, "branch of the same type");
   refuses([](auto& work) { work.parameter_type = kernels::ElementType::f16; }, "parameters of 32 bits");
@@ -299,6 +337,9 @@ TEST_CASE("a layer normalisation refuses what it cannot do", "[kernels][layer_no
   kernels::LayerNormBackward backward = backward_of(in, out);
   backward.partials = nullptr;
   CHECK_THROWS_WITH(kernels::layer_norm_backward_cpu(backward, 0, 1), ContainsSubstring("partial sums"));
+  backward = backward_of(in, out);
+  by_rms(backward);
+  CHECK_THROWS_WITH(kernels::layer_norm_backward_cpu(backward, 0, 1), ContainsSubstring("no gradient of it"));
 }
 
 }  // namespace pacer::testing::kernels_layer_norm

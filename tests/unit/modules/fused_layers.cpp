@@ -61,7 +61,9 @@ TEST_CASE("in 16 bits fused layers are as exact as those of torch::nn", "[module
                 *layer, [&](const Tensor& t) { return reference(*layer, t); }, in, dy);
           }
           CHECK(relative_error(found.y, exact.y) <= 1.1 * relative_error(theirs.y, exact.y));
-          CHECK(largest_error(found, exact) <= 1.3 * largest_error(theirs, exact));
+          // LibTorch's function for rms is of fp32 operators, as exact as ours; what is left is chance.
+          const double bound = layer->options.normalization() == Normalization::rms ? 1.5 : 1.3;
+          CHECK(largest_error(found, exact) <= bound * largest_error(theirs, exact));
           CHECK(found.dx.scalar_type() == in.scalar_type());
           for (const auto& [name, gradient] : found.gradients) {
             CHECK(gradient.scalar_type() == (autocast ? at::kFloat : dtype));
@@ -236,6 +238,9 @@ TEST_CASE("fused layers take no rows, clone, and refuse what they cannot do", "[
   modules::LayerNormLinear replaced(32, 16);
   replaced->norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({8}));
   CHECK_THROWS_WITH(replaced(batch()), ContainsSubstring("needs a norm with a weight of 32 elements"));
+  modules::LayerNormLinear shrunk(modules::LayerNormLinearOptions(32, 16).normalization(Normalization::rms));
+  shrunk->rms_norm = modules::RmsNorm(8);
+  CHECK_THROWS_WITH(shrunk(batch()), ContainsSubstring("needs a norm with a weight of 32 elements"));
   CHECK_THROWS_WITH(modules::LayerNormLinear(0, 4), ContainsSubstring("above 0, not 0 and 4"));
   CHECK_THROWS_WITH(modules::LayerNormMlp(4, -1), ContainsSubstring("above 0, not 4 and -1"));
   CHECK_THROWS_WITH(modules::LayerNormMlp(modules::LayerNormMlpOptions(4, 4).dropout(1)),
@@ -285,7 +290,9 @@ TEST_CASE("in 8 bits fused layers are as exact as their parts one by one", "[mod
           const auto of_ours = ours->state(), of_theirs = theirs->state();
           for (const auto& [name, state] : of_theirs) {
             CAPTURE(name);
-            CHECK((of_ours.at(name) - state).abs().le(state.abs() * 0.25).all().template item<bool>());
+            // A scale is a power of two, so that a rounding may double it.
+            const double part = name.find(".scale") == std::string::npos ? 0.25 : 1;
+            CHECK((of_ours.at(name) - state).abs().le(state.abs() * part).all().template item<bool>());
           }
         }
         CHECK(ours->other_calls() == 0);
