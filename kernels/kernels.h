@@ -29,6 +29,7 @@
 #include <pacer/kernels/math/onebit_adam.h>
 #include <pacer/kernels/math/onebit_lamb.h>
 #include <pacer/kernels/math/rmsprop.h>
+#include <pacer/kernels/math/rotary.h>
 #include <pacer/kernels/math/schedule_free.h>
 #include <pacer/kernels/math/sgd.h>
 #include <pacer/kernels/muon.h>
@@ -40,6 +41,7 @@
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/kernels/onebit_layout.h>
 #include <pacer/kernels/rmsprop.h>
+#include <pacer/kernels/rotary.h>
 #include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 #include <pacer/kernels/stream.h>

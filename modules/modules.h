@@ -18,6 +18,7 @@
 #include <pacer/modules/recompute.h>
 #include <pacer/modules/replayed.h>
 #include <pacer/modules/rms_norm.h>
+#include <pacer/modules/rotary.h>
 #include <pacer/modules/split_backward.h>
 #include <pacer/modules/sync_batch_norm.h>
 #include <pacer/modules/tensor_call.h>

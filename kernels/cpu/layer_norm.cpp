@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <pacer/core/error.h>
+#include <pacer/kernels/cpu/sum_parts.h>
 #include <pacer/kernels/cpu/target.h>
 #include <pacer/kernels/fp8.h>
 #include <pacer/kernels/math/adam_storage.h>
@@ -235,15 +236,6 @@ void backward_parts(const LayerNormBackward& work, int64_t begin, int64_t end) {
       write_gradient(s, dy, weight, columns, mean, rstd, means, dsum, row_of<StreamElement>(work.dx, first));
     }
   }
-}
-
-// A column of partial sums, (parts, columns).
-float sum_of_parts(const float* partials, int64_t parts, int64_t columns, int64_t column) {
-  float accumulators[kLayerNormPartLanes] = {};
-  for (int64_t part = 0; part < parts; ++part) {
-    accumulators[part % kLayerNormPartLanes] += partials[part * columns + column];
-  }
-  return fold(accumulators, kLayerNormPartLanes);
 }
 
 }  // namespace

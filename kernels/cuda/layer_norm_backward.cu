@@ -252,11 +252,17 @@ void layer_norm_backward_cuda(const LayerNormBackward& work, Stream stream) {
         });
   }
   if (work.dweight == nullptr && work.dbias == nullptr) return;
-  const auto blocks = static_cast<unsigned>(2 * ceil_divide(work.columns, kLayerNormColumnsOfBlock));
-  launch_overlapped("the sum of the gradients of a layer normalisation", /*overlap_wanted=*/work.rows > 0,
-                    layer_norm_parameters_kernel, blocks, kLayerNormColumnsOfBlock * kLayerNormPartLanes, on,
-                    work.partials, layer_norm_parts(work.rows, work.columns), work.columns, work.dweight,
-                    work.dbias);
+  sum_layer_norm_parts({work.partials, layer_norm_parts(work.rows, work.columns), work.columns, work.dweight,
+                        work.dbias, /*follows_partials=*/work.rows > 0},
+                       on);
+}
+
+void sum_layer_norm_parts(const LayerNormParts& parts, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(2 * ceil_divide(parts.columns, kLayerNormColumnsOfBlock));
+  launch_overlapped("the sum of the gradients of a layer normalisation",
+                    /*overlap_wanted=*/parts.follows_partials, layer_norm_parameters_kernel, blocks,
+                    kLayerNormColumnsOfBlock * kLayerNormPartLanes, stream, parts.partials, parts.parts,
+                    parts.columns, parts.first, parts.second);
 }
 
 }  // namespace pacer::kernels

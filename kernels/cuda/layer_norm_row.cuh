@@ -147,6 +147,17 @@ __device__ __forceinline__ void sum_of_lanes(const float (&accumulators)[kSums][
   }
 }
 
+// Adds up the parts of two matrices of partial sums (2, parts, columns), the first to `first` and the second to
+// `second`, where they are wanted.
+struct LayerNormParts {
+  const float* partials;
+  int64_t parts, columns;
+  float *first, *second;
+  // The kernel before it on the stream makes them, and calls let_next_kernel_start.
+  bool follows_partials;
+};
+void sum_layer_norm_parts(const LayerNormParts& parts, cudaStream_t stream);
+
 // Calls visit(std::integral_constant<int, lanes>{}).
 template <class Visit>
 void with_layer_norm_lanes(int64_t columns, const Visit& visit) {

@@ -17,6 +17,7 @@
 #include <pacer/kernels/onebit_adam.h>
 #include <pacer/kernels/onebit_lamb.h>
 #include <pacer/kernels/rmsprop.h>
+#include <pacer/kernels/rotary.h>
 #include <pacer/kernels/schedule_free.h>
 #include <pacer/kernels/sgd.h>
 
@@ -115,6 +116,8 @@ void fp8_update_cuda(Fp8Scale*, uint32_t*, int64_t, const Fp8Rule&, const Gradie
 }
 void layer_norm_cuda(const LayerNormForward&, Stream) { refuse(); }
 void layer_norm_backward_cuda(const LayerNormBackward&, Stream) { refuse(); }
+void rotary_cuda(const RotaryForward&, Stream) { refuse(); }
+void rotary_backward_cuda(const RotaryBackward&, Stream) { refuse(); }
 void nf4_quantize_cuda(const void*, ElementType, const Nf4Codes&, float*, Stream) { refuse(); }
 void nf4_decode_cuda(const Nf4Codes&, ElementType, void*, int64_t, int64_t, Stream) { refuse(); }
 void schedule_free_cuda(AdamLaunch, const AdamTiles&, const AdamTensor*, const AdamGradient*,
