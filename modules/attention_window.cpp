@@ -5,12 +5,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/floor_divide.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/modules/detail/attention.h>
 #include <pacer/modules/replayed.h>
 
 namespace pacer {
@@ -40,7 +40,7 @@ at::Tensor allowed_positions(int64_t sequence, std::optional<int64_t> window, Wi
 }
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double dropout_p) {
-  return at::scaled_dot_product_attention(q, k, v, /*attn_mask=*/{}, dropout_p, /*is_causal=*/true);
+  return detail::attention(q, k, v, /*mask=*/{}, dropout_p, /*is_causal=*/true);
 }
 
 void refuse_capture(const at::Device& device) {
@@ -122,7 +122,8 @@ at::Tensor AttentionWindow::attend(const at::Tensor& q, const at::Tensor& k, con
   const std::optional<int64_t> window = length();
   if (!window || *window >= sequence) return causal_attention(q, k, v, dropout_p);
   if (state_->form == WindowForm::sliding) {
-    return at::scaled_dot_product_attention(q, k, v, mask(sequence, q.options().dtype(at::kBool)), dropout_p);
+    return detail::attention(q, k, v, mask(sequence, q.options().dtype(at::kBool)), dropout_p,
+                             /*is_causal=*/false);
   }
   refuse_capture(q.device());
   return attend_in_blocks(q, k, v, *window, dropout_p);

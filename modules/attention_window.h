@@ -42,7 +42,8 @@ class AttentionWindow {
   at::Tensor mask(int64_t sequence, const at::TensorOptions& options) const;
 
   // Causal attention inside the window. q, k, v [batch, heads, sequence, channels], the channels of v may be
-  // others; returns the shape of q with the channels of v. No mask is made for blocks, and none where the
+  // others, and k and v may have fewer heads, which divide those of q; returns the shape of q with the channels of
+  // v. No mask is made for blocks, and none where the
   // window is the whole sequence, so that LibTorch may take its fastest kernel. Throws as mask() does, and
   // InvalidArgument for other shapes.
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

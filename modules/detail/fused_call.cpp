@@ -49,19 +49,19 @@ LinearInputs FusedCall::inputs_of(const modules::LinearImpl& linear) const {
 }
 
 Norm FusedCall::inputs_of(const torch::nn::LayerNormImpl& norm) const {
-  return checked({Normalization::layer, norm.weight, norm.bias, norm.options.eps()});
+  return checked({Normalization::layer, norm.weight, norm.bias, norm.options.eps()}, x_.size(1));
 }
 
-Norm FusedCall::inputs_of(const modules::RmsNormImpl& norm) const {
-  return checked({Normalization::rms, norm.weight, {}, norm.options.eps()});
+Norm FusedCall::inputs_of(const modules::RmsNormImpl& norm, int64_t features) const {
+  return checked({Normalization::rms, norm.weight, {}, norm.options.eps()}, features);
 }
 
-Norm FusedCall::checked(Norm norm) const {
+Norm FusedCall::checked(Norm norm, int64_t features) const {
   const auto fits = [&](const at::Tensor& parameter) {
-    return parameter.defined() && parameter.numel() == x_.size(1) && parameter.device() == x_.device();
+    return parameter.defined() && parameter.numel() == features && parameter.device() == x_.device();
   };
   require(fits(norm.weight) && (!norm.bias.defined() || fits(norm.bias)), layer_,
-          " needs a norm with a weight of ", x_.size(1), " elements, and a bias of as many or none, on ",
+          " needs a norm with a weight of ", features, " elements, and a bias of as many or none, on ",
           x_.device(), "; leave the norm that it was made with");
   return norm;
 }

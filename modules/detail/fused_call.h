@@ -38,9 +38,10 @@ class FusedCall {
   }
 
   LinearInputs inputs_of(const modules::LinearImpl& linear) const;
-  // Throws InvalidArgument for one that is not of the features of x, or somewhere else.
+  // Throw InvalidArgument for one that is not of the features of x, or of `features`, or somewhere else.
   Norm inputs_of(const torch::nn::LayerNormImpl& norm) const;
-  Norm inputs_of(const modules::RmsNormImpl& norm) const;
+  Norm inputs_of(const modules::RmsNormImpl& norm) const { return inputs_of(norm, x_.size(1)); }
+  Norm inputs_of(const modules::RmsNormImpl& norm, int64_t features) const;
   // The norm of a layer that has one of two.
   template <class Layer>
   Norm norm_of(const Layer& layer) const {
@@ -51,7 +52,7 @@ class FusedCall {
   kernels::Dropout dropout(double p) const;
 
  private:
-  Norm checked(Norm norm) const;
+  Norm checked(Norm norm, int64_t features) const;
 
   const char* layer_;
   at::Tensor x_;

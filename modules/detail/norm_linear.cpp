@@ -1,9 +1,9 @@
 #include <pacer/modules/detail/norm_linear.h>
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/autocast_mode.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 // Inputs of the node, in their order.
 struct NormLinearNames {
-  enum Input : size_t { kX, kNormWeight, kNormBias, kWeight, kBias, kInputs };
+  enum Input : size_t { kX, kNormWeight, kNormBias, kWeight, kBias, kQWeight, kKWeight, kInputs };
 };
 
 struct NormLinearState : torch::CustomClassHolder {
@@ -24,7 +24,8 @@ struct NormLinearState : torch::CustomClassHolder {
   double epsilon;
   Fp8LayerPtr fp8;
   at::ScalarType dtype;
-  bool records, keeps_input, in_three;
+  bool records, keeps_input;
+  std::optional<HeadRows> heads;  // without weights, which are inputs
 
   Product product(const at::Tensor& weight) const { return {fp8, weight, dtype, records}; }
   Norm norm(const at::Tensor& weight, const at::Tensor& bias) const {
@@ -32,11 +33,17 @@ struct NormLinearState : torch::CustomClassHolder {
   }
 };
 
-// Of its columns. No views as far as the graph is concerned, whose nodes may not give several of one tensor.
-Tensors thirds(const at::Tensor& y) {
-  const at::AutoDispatchBelowADInplaceOrView no_views;
-  const int64_t width = y.size(1) / 3;
-  return {y.narrow(1, 0, width), y.narrow(1, width, width), y.narrow(1, 2 * width, width)};
+// With the weights of norms of heads.
+HeadRows heads_with(HeadRows heads, const at::Tensor& q_weight, const at::Tensor& k_weight) {
+  heads.q_weight = q_weight;
+  heads.k_weight = k_weight;
+  return heads;
+}
+
+// Whether gradients of heads are columns as they come, in three matrices of one shape, which a cast reads where they
+// lie.
+bool are_thirds(const HeadRows& heads) {
+  return !heads.are_rotated() && !heads.are_normalized() && heads.kv_heads == heads.heads;
 }
 
 struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
@@ -51,9 +58,13 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     const at::Tensor y = product.forward(normalized.y, in[kBias]);
     Tensors kept = {in[kX], normalized.mean, normalized.rstd, in[kNormWeight], in[kWeight]};
     save_operand(normalized.y, state->keeps_input, kept);
-    const bool in_three = state->in_three;
+    Tensors results = {y};
+    if (state->heads) {
+      const HeadRows heads = heads_with(*state->heads, in[kQWeight], in[kKWeight]);
+      results = split_heads(heads, y);
+      kept.insert(kept.end(), {in[kQWeight], in[kKWeight], heads.are_normalized() ? y : at::Tensor()});
+    }
     keep(context, std::move(state), std::move(kept));
-    Tensors results = in_three ? thirds(y) : Tensors{y};
     results.push_back(in[kX]);
     return results;
   }
@@ -72,7 +83,6 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
       result[kX] = dx;
       return FusedNode::result(state->given, std::move(result));
     }
-    for (at::Tensor& part : dy) part = part.defined() ? part : at::zeros_like(*given);
     SavedTensors kept(context->get_saved_variables());
     Normalized normalized;
     normalized.s = readable(kept.next());
@@ -80,6 +90,18 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     normalized.rstd = kept.next();
     const at::Tensor norm_weight = kept.next(), weight = kept.next();
     normalized.y = kept.next_operand();
+    if (state->heads) {
+      const at::Tensor q_weight = kept.next(), k_weight = kept.next(), qkv = kept.next();
+      const HeadRows heads = heads_with(*state->heads, q_weight, k_weight);
+      if (are_thirds(heads)) {
+        for (at::Tensor& part : dy) part = part.defined() ? part : at::zeros_like(*given);
+      } else {
+        HeadGradients joined = join_heads(heads, std::move(dy), qkv, needs[kQWeight], needs[kKWeight]);
+        dy = {std::move(joined.qkv)};
+        result[kQWeight] = std::move(joined.q_weight);
+        result[kKWeight] = std::move(joined.k_weight);
+      }
+    }
     const Product product = state->product(weight);
     const Operand gradient =
         cast_operand(dy, {}, {&product, /*is_gradient=*/true, needs[kWeight]}, needs[kBias]);
@@ -100,9 +122,14 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 }  // namespace
 
 NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const modules::LinearImpl& linear,
-                              bool in_three) {
+                              const HeadRows* heads) {
   const LinearInputs product = call.inputs_of(linear);
-  const Tensors all = {call.x(), norm.weight, norm.bias, product.weight, product.bias};
+  const auto of_heads = [&](int which) {  // the weight of a norm
+    if (heads == nullptr) return at::Tensor();
+    return which == 0 ? heads->q_weight : heads->k_weight;
+  };
+  const Tensors all = {call.x(),     norm.weight, norm.bias,  product.weight,
+                       product.bias, of_heads(0), of_heads(1)};
   auto state = c10::make_intrusive<NormLinearState>();
   state->given = DefinedMask(all);
   const Tensors defined = state->given.compact(all);
@@ -113,7 +140,7 @@ NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const mod
   state->dtype = call.dtype();
   state->records = call.records();
   state->keeps_input = at::GradMode::is_enabled() && product.weight.requires_grad();
-  state->in_three = in_three;
+  if (heads != nullptr) state->heads = heads_with(*heads, {}, {});
   Tensors y = NormLinearNode::apply(std::move(state), at::TensorList(defined));
   at::Tensor x = std::move(y.back());
   y.pop_back();

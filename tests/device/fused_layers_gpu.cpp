@@ -3,6 +3,8 @@
 #include "support/catch.h"
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include <pacer/modules/fp8_scaling.h>
 
@@ -81,18 +83,46 @@ TEST_CASE("on a GPU fused layers drop what they drop on the CPU", "[gpu][fused][
 
 TEST_CASE("a fused layer never waits for the GPU", "[gpu][fused]") {
   PACER_NEEDS_GPU();
-  modules::TransformerLayer layer(modules::TransformerLayerOptions(64, 4).dropout(0.1));
-  layer->to(kGpu, at::kBFloat16);
-  const Tensor x = torch::randn({2, 32, 64}, at::TensorOptions().device(kGpu).dtype(at::kBFloat16));
-  const auto scaling = std::make_shared<Fp8Scaling>(*layer);
-  const auto step = [&] {
-    const Fp8Scope scope(scaling);
-    layer(x).sum().backward();
-    scaling->update();
-  };
-  step();
-  const NoWaiting no_waiting;
-  for (int i = 0; i < 200; ++i) step();
+  std::vector<modules::TransformerLayerOptions> all = language_model_layers();
+  all.push_back(modules::TransformerLayerOptions(32, 4).dropout(0.1));
+  for (const modules::TransformerLayerOptions& options : all) {
+    modules::TransformerLayer layer(options);
+    layer->to(kGpu, at::kBFloat16);
+    const Tensor x = torch::randn({2, 32, 32}, at::TensorOptions().device(kGpu).dtype(at::kBFloat16));
+    const auto scaling = std::make_shared<Fp8Scaling>(*layer);
+    const auto step = [&] {
+      const Fp8Scope scope(scaling);
+      layer(x).sum().backward();
+      scaling->update();
+    };
+    step();
+    const NoWaiting no_waiting;
+    for (int i = 0; i < 100; ++i) step();
+  }
+}
+
+TEST_CASE("on a GPU layers of language models take masks and windows over shared heads",
+          "[gpu][fused][language_model]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (modules::TransformerLayerOptions options : language_model_layers()) {
+      AttentionWindow window(WindowForm::sliding);
+      window.set_length(5);
+      modules::TransformerLayer layer(options.window(window));
+      randomize(*layer);
+      const Tensor x = batch();
+      const Tensor positions = torch::arange(16), apart = positions.unsqueeze(1) - positions.unsqueeze(0);
+      const Tensor mask = apart.ge(0).logical_and(apart.lt(5));  // what the window leaves
+      layer->options.causal(false).window(std::nullopt);
+      const Tensor exact = reference(*layer, x.to(at::kDouble), {}, mask);
+      const double bound = dtype == at::kFloat ? 1e-5 : 0.03;
+      layer->to(kGpu, dtype);
+      const Tensor on_gpu = x.to(kGpu, dtype);
+      CHECK(relative_error(layer(on_gpu, mask.to(kGpu)).cpu(), exact) < bound);
+      layer->options.causal(true).window(window);
+      CHECK(relative_error(layer(on_gpu).cpu(), exact) < bound);
+    }
+  }
 }
 
 TEST_CASE("on a GPU fused layers say what sizes they cannot have", "[gpu][fused][errors]") {

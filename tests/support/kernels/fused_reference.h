@@ -6,11 +6,15 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>
@@ -74,16 +78,45 @@ inline Tensor reference(modules::LayerNormMlpImpl& layer, const Tensor& x,
   return layer.options.residual() ? x + y : y;
 }
 
+// The theta of every layer here that has rotary positions: small, so that few positions turn far.
+constexpr double kTheta = 100;
+
+// [batch, sequence, heads, channels] turned by its positions, as transformers' rotate_half has it, in the dtype of x.
+inline Tensor turned_of(const Tensor& x, int64_t offset) {
+  const auto doubles = at::TensorOptions().dtype(at::kDouble).device(x.device());
+  const int64_t half = x.size(3) / 2;
+  const Tensor frequencies = at::pow(kTheta, at::arange(half, doubles) * (-1.0 / static_cast<double>(half)));
+  const Tensor of_half = (at::arange(x.size(1), doubles) + offset).view({-1, 1, 1}) * frequencies;
+  const Tensor angles = at::cat({of_half, of_half}, -1);
+  const auto halves = x.chunk(2, -1);
+  return x * angles.cos().to(x.scalar_type()) +
+         at::cat({-halves[1], halves[0]}, -1) * angles.sin().to(x.scalar_type());
+}
+
 inline Tensor reference(modules::TransformerLayerImpl& layer, const Tensor& x,
                         const DroppedElements& dropped = {}, const Tensor& mask = {}) {
-  const int64_t heads = layer.options.heads();
-  const auto parts = reference(*layer.qkv, x).view({x.size(0), x.size(1), 3, heads, -1}).unbind(2);
+  const int64_t heads = layer.options.heads(), kv_heads = layer.options.kv_heads().value_or(heads);
+  const Tensor qkv = reference(*layer.qkv, x).view({x.size(0), x.size(1), heads + 2 * kv_heads, -1});
+  Tensor q = qkv.narrow(2, 0, heads), k = qkv.narrow(2, heads, kv_heads);
+  const Tensor v = qkv.narrow(2, heads + kv_heads, kv_heads);
+  if (layer.options.qk_norm()) {
+    q = norm_of(layer.q_norm, q).to(qkv.scalar_type());
+    k = norm_of(layer.k_norm, k).to(qkv.scalar_type());
+  }
+  if (layer.options.rotary()) {
+    const int64_t offset = layer.options.rotary()->offset();
+    q = turned_of(q, offset);
+    k = turned_of(k, offset);
+  }
+  const auto by_heads = [&](const Tensor& some) {
+    return some.repeat_interleave(heads / some.size(2), 2).transpose(1, 2);
+  };
   std::optional<Tensor> given_mask;
   if (mask.defined()) given_mask = mask;
-  const Tensor attended =
-      at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2),
-                                       parts[2].transpose(1, 2), given_mask, 0.0, layer.options.causal());
-  const Tensor branch = linear_of(layer.projection, attended.transpose(1, 2).reshape(x.sizes()));
+  const Tensor attended = at::scaled_dot_product_attention(by_heads(q), by_heads(k), by_heads(v), given_mask,
+                                                           0.0, layer.options.causal());
+  const Tensor branch = linear_of(
+      layer.projection, attended.transpose(1, 2).reshape({x.size(0), x.size(1), heads * qkv.size(3)}));
   return reference(*layer.mlp, x + applied(branch, dropped.of_projection), dropped);
 }
 
@@ -144,8 +177,29 @@ inline void randomize(torch::nn::Module& module) {
   }
 }
 
+// Layers of language models: Llama 3's, Qwen2's and Qwen3's.
+inline std::vector<modules::TransformerLayerOptions> language_model_layers() {
+  const auto common = modules::TransformerLayerOptions(32, 4)
+                          .ffn(64)
+                          .activation(Activation::swiglu)
+                          .normalization(Normalization::rms)
+                          .bias(false)
+                          .causal(true)
+                          .kv_heads(2)
+                          .head_dim(16)
+                          .rotary(kTheta);
+  return {common, modules::TransformerLayerOptions(common).qkv_bias(true).kv_heads(1),
+          modules::TransformerLayerOptions(common).qk_norm(true)};
+}
+
 template <class Visit>
 void for_all_layers(const Visit& visit) {
+  for (const modules::TransformerLayerOptions& options : language_model_layers()) {
+    visit(modules::TransformerLayer(options));
+  }
+  // One thing at a time.
+  visit(modules::TransformerLayer(modules::TransformerLayerOptions(32, 4).ffn(64).kv_heads(2)));
+  visit(modules::TransformerLayer(modules::TransformerLayerOptions(32, 2).ffn(64).qk_norm(true)));
   for (const Normalization normalization : {Normalization::layer, Normalization::rms}) {
     for (const bool bias : {true, false}) {
       visit(modules::LayerNormLinear(
