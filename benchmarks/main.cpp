@@ -14,7 +14,8 @@ std::vector<bench::Subcommand> all_subcommands() {
   return {bench::kernels::subcommand(),    bench::cpu::subcommand(),      bench::session::subcommand(),
           bench::checkpoint::subcommand(), bench::overlap::subcommand(),  bench::onebit::subcommand(),
           bench::sharding::subcommand(),   bench::lora::subcommand(),     bench::nf4::subcommand(),
-          bench::paging::subcommand(),     bench::pipeline::subcommand(), bench::muon::subcommand()};
+          bench::paging::subcommand(),     bench::pipeline::subcommand(), bench::muon::subcommand(),
+          bench::layers::subcommand()};
 }
 
 std::string about(const std::vector<bench::Subcommand>& all) {

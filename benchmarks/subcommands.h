@@ -43,6 +43,7 @@ namespace nf4 { Subcommand subcommand(); }
 namespace paging { Subcommand subcommand(); }
 namespace pipeline { Subcommand subcommand(); }
 namespace muon { Subcommand subcommand(); }
+namespace layers { Subcommand subcommand(); }
 // clang-format on
 
 }  // namespace bench

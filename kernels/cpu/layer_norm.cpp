@@ -295,13 +295,9 @@ void layer_norm_parameters_cpu(const LayerNormBackward& work, int64_t begin, int
   check_layer_norm(work);
   const FullDenormals full_denormals;
   const int64_t parts = layer_norm_parts(work.rows, work.columns);
-  for (int64_t column = begin; column < end; ++column) {
-    const auto sum = [&](int64_t which) {
-      return sum_of_parts(work.partials + which * parts * work.columns, parts, work.columns, column);
-    };
-    if (work.dweight != nullptr) work.dweight[column] = sum(0);
-    if (work.dbias != nullptr) work.dbias[column] = sum(1);
-  }
+  const float* const of_bias = work.partials + parts * work.columns;
+  if (work.dweight != nullptr) sum_parts(work.partials, parts, work.columns, begin, end, work.dweight);
+  if (work.dbias != nullptr) sum_parts(of_bias, parts, work.columns, begin, end, work.dbias);
 }
 
 }  // namespace pacer::kernels

@@ -151,11 +151,21 @@ struct Read {
   float* partials;  // (parts, head_dim); null: no sums
 };
 
+// Slots that get anything from so many heads, and more up to a power of two: the others stay 0, and folding them
+// changes nothing.
+int64_t used_slots(const RotaryBackward& work, int64_t heads) {
+  const int64_t all = rotary_slots(work.head_dim);
+  int64_t used = 1;
+  while (used < all && used < heads) used *= 2;
+  return used;
+}
+
 template <class Element, class Parameter>
 void backward_part(const RotaryBackward& work, const Read& of, int64_t part) {
   const RotaryHeads& kind = *of.kind;
   const int64_t half = work.head_dim / 2, part_rows = rotary_part_rows(work.rows), begin = part * part_rows,
-                end = std::min(work.rows, begin + part_rows), slots = rotary_slots(work.head_dim);
+                end = std::min(work.rows, begin + part_rows),
+                slots = used_slots(work, (end - begin) * kind.heads);
   const bool is_normalized = kind.weight != nullptr;
   std::vector<float> sums(is_normalized ? static_cast<size_t>(slots * work.head_dim) : 0);
   Halves gradient, x, weight;
@@ -270,13 +280,10 @@ void rotary_weights_cpu(const RotaryBackward& work) {
   check_rotary(work);
   const FullDenormals full_denormals;
   const int64_t parts = rotary_parts(work.rows);
-  for (int64_t channel = 0; channel < work.head_dim; ++channel) {
-    const auto sum = [&](int64_t which) {
-      return sum_of_parts(work.partials + which * parts * work.head_dim, parts, work.head_dim, channel);
-    };
-    if (work.dq_weight != nullptr) work.dq_weight[channel] = sum(0);
-    if (work.dk_weight != nullptr) work.dk_weight[channel] = sum(1);
-  }
+  const float* const of_k = work.partials + parts * work.head_dim;
+  if (work.dq_weight != nullptr)
+    sum_parts(work.partials, parts, work.head_dim, 0, work.head_dim, work.dq_weight);
+  if (work.dk_weight != nullptr) sum_parts(of_k, parts, work.head_dim, 0, work.head_dim, work.dk_weight);
 }
 
 }  // namespace pacer::kernels
