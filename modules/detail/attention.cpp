@@ -7,10 +7,10 @@
 namespace pacer::detail {
 namespace {
 
-// Whether LibTorch's own form of shared heads is fast: on a GPU only its kernels for 16 bits without a mask have it,
-// and others would take the attention apart, with all its weights in memory.
+// Whether LibTorch's own form of shared heads is fast: only a GPU's kernels for 16 bits without a mask are sure to have
+// it. Others may take the attention apart, with all its weights in memory.
 bool shares_heads_itself(const at::Tensor& q, const std::optional<at::Tensor>& mask) {
-  return !q.is_cuda() || (q.scalar_type() != at::kFloat && !mask);
+  return q.is_cuda() && q.scalar_type() != at::kFloat && !mask;
 }
 
 // [batch, heads, sequence, channels], each head `times` times in a row.

@@ -40,8 +40,13 @@ struct SmallModelImpl : torch::nn::Module {
     register_module("stack", stack);
     for (int64_t i = 0; i < depth; ++i) {
       if (fused) {
-        layers.emplace_back(
-            modules::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true).window(window));
+        auto options =
+            modules::TransformerLayerOptions(kWidth, 2).ffn(32).dropout(dropout).causal(true).window(window);
+        if (i % 2 == 1) {  // as of a language model
+          options.normalization(Normalization::rms).activation(Activation::swiglu).bias(false);
+          options.kv_heads(1).head_dim(16).rotary(100).qk_norm(true);
+        }
+        layers.emplace_back(options);
         stack->push_back(layers.back());
       } else {
         blocks.emplace_back(kWidth, kWidth);

@@ -213,6 +213,18 @@ const std::vector<NamedStage>& all_stages() {
          modules::TransformerLayer layer(modules::TransformerLayerOptions(kSize, kHeads).dropout(0.1));
          return Stage{layer.ptr(), [layer](const Tensors& x) mutable { return Tensors{layer(x[0])}; }};
        }},
+      {"a layer of a language model",
+       [] {
+         modules::TransformerLayer layer(modules::TransformerLayerOptions(kSize, kHeads)
+                                             .normalization(Normalization::rms)
+                                             .activation(Activation::swiglu)
+                                             .bias(false)
+                                             .causal(true)
+                                             .kv_heads(1)
+                                             .rotary(100)
+                                             .qk_norm(true));
+         return Stage{layer.ptr(), [layer](const Tensors& x) mutable { return Tensors{layer(x[0])}; }};
+       }},
       {"pacer's linear layer",
        [] {
          modules::Linear layer(kSize, kSize);
