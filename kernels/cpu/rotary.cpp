@@ -55,13 +55,13 @@ PACER_TARGET_CLONES void multiply_halves(const Halves& x, const Halves& y, int64
 
 // The sum of products over a head.
 PACER_TARGET_CLONES float sum_of_products(const Halves& x, const Halves& y, int64_t half) {
-  float accumulators[kRotaryMostChannels / 2] = {}, lanes[kRotaryMostChannels / 16];
+  float accumulators[kRotaryMostChannels / 2] = {}, lanes[kRotaryMostChannels / 16] = {};
 #pragma omp simd
   for (int64_t i = 0; i < half; ++i) {
     accumulators[i] = fma_(x.second[i], y.second[i], mul_(x.first[i], y.first[i]));
   }
-  const int count = rotary_lanes(2 * half);
-  for (int lane = 0; lane < count; ++lane) {
+  const int64_t count = rotary_lanes(2 * half);
+  for (int64_t lane = 0; lane < count; ++lane) {
     float eight[kLayerNormPiece];
     std::copy_n(accumulators + lane * kLayerNormPiece, kLayerNormPiece, eight);
     lanes[lane] = sum_of_eight(eight);
@@ -190,7 +190,7 @@ void backward_part(const RotaryBackward& work, const Read& of, int64_t part) {
   }
   if (!is_normalized || of.partials == nullptr) return;
   for (int64_t channel = 0; channel < work.head_dim; ++channel) {
-    float of_slots[kRotaryThreads];
+    float of_slots[kRotaryThreads] = {};
     for (int64_t slot = 0; slot < slots; ++slot) {
       of_slots[slot] = sums[static_cast<size_t>(slot * work.head_dim + channel)];
     }

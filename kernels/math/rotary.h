@@ -21,7 +21,7 @@ constexpr int kRotaryThreads = 256;           // of a block on a GPU, which slot
 // Lanes of eight pairs each that share a head: a power of two.
 PACER_HOST_DEVICE int rotary_lanes(int64_t head_dim) {
   int lanes = 1;
-  while (lanes * 2 * kLayerNormPiece < head_dim) lanes *= 2;
+  while (int64_t{2} * kLayerNormPiece * lanes < head_dim) lanes *= 2;
   return lanes;
 }
 PACER_HOST_DEVICE int rotary_slots(int64_t head_dim) { return kRotaryThreads / rotary_lanes(head_dim); }
