@@ -33,7 +33,7 @@ struct Weights : torch::nn::Module {
   }
 };
 
-void time_average(at::Device device, at::ScalarType dtype) {
+void time_average_of(at::Device device, at::ScalarType dtype) {
   const int calls = device.is_cuda() ? 20 : 1;
   Weights model(gpt2().shapes, at::TensorOptions(device).dtype(dtype));
   pacer::FusedAdamW optimizer(model.parameters(), pacer::FusedAdamWOptions(1e-4));
@@ -80,7 +80,7 @@ void time_average(at::Device device, at::ScalarType dtype) {
 }  // namespace
 
 void time_average(at::Device device) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) time_average(device, dtype);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) time_average_of(device, dtype);
 }
 
 }  // namespace bench::session

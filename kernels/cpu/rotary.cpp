@@ -214,10 +214,11 @@ void with_rotary_types(const RotaryForward& work, const Visit& visit) {
                         [&](auto, auto element, auto parameter) { visit(element, parameter); });
 }
 
-void check_heads(const RotaryHeads& heads, const char* name, int64_t head_dim) {
-  require(heads.heads >= 0 && (heads.heads == 0 || (heads.from != nullptr && heads.to != nullptr)),
+void check_heads(const RotaryHeads& heads, const char* name, const RotaryForward& work) {
+  const bool has_elements = heads.heads != 0 && work.rows != 0;
+  require(heads.heads >= 0 && (!has_elements || (heads.from != nullptr && heads.to != nullptr)),
           "the rotation of heads needs memory for its ", name, "; pass it, or 0 heads");
-  const int64_t width = heads.heads * head_dim;
+  const int64_t width = heads.heads * work.head_dim;
   require(heads.from_stride >= width && heads.to_stride >= width, "the rotation of heads has ", name, " of ",
           width, " elements a row, whose strides ", heads.from_stride, " and ", heads.to_stride,
           " are too small; pass those of their matrices");
@@ -233,19 +234,22 @@ void check_rotary(const RotaryForward& work) {
           "1 or more, not ", work.rows, " and ", work.sequence);
   require((work.cosines == nullptr) == (work.sines == nullptr),
           "the rotation of heads needs cosines and sines; pass both or none");
-  check_heads(work.q, "queries", work.head_dim);
-  check_heads(work.k, "keys", work.head_dim);
+  check_heads(work.q, "queries", work);
+  check_heads(work.k, "keys", work);
   with_rotary_types(work, [](auto, auto) {});
 }
 
 void check_rotary(const RotaryBackward& work) {
   check_rotary(static_cast<const RotaryForward&>(work));
-  check_heads(work.v, "values", work.head_dim);
-  require((work.q.weight == nullptr || work.q_read != nullptr) &&
-              (work.k.weight == nullptr || work.k_read != nullptr),
+  check_heads(work.v, "values", work);
+  const auto has_read = [&](const RotaryHeads& heads, const void* read) {
+    return heads.weight == nullptr || read != nullptr || work.rows == 0;
+  };
+  require(has_read(work.q, work.q_read) && has_read(work.k, work.k_read),
           "norms of heads need what they have normalised for backward; pass it");
-  require(work.partials != nullptr || (work.dq_weight == nullptr && work.dk_weight == nullptr),
-          "gradients of the weights of heads' norms need memory for partial sums; pass it");
+  require(
+      work.partials != nullptr || work.rows == 0 || (work.dq_weight == nullptr && work.dk_weight == nullptr),
+      "gradients of the weights of heads' norms need memory for partial sums; pass it");
   require((work.dq_weight == nullptr || work.q.weight != nullptr) &&
               (work.dk_weight == nullptr || work.k.weight != nullptr),
           "heads without a norm have no gradient of its weight; pass null");

@@ -30,7 +30,7 @@ struct Table {
   }
   void select() {
     std::vector<int64_t> rows(40, -1);
-    for (int64_t row = 0; row < kRows; ++row) {
+    for (int64_t row = 0; row < values.size(0); ++row) {
       if (row % 3 != 0) rows.push_back(row);
     }
     const Tensor places = torch::tensor(rows, torch::kLong).to(values.device());
