@@ -226,6 +226,8 @@ NamedTensors export_state(const OptimizerView& own) {
     const auto* state =
         !has_state ? nullptr
                    : dynamic_cast<const FusedAdamStateFields*>(adopted ? adopted.get() : found->second.get());
+    const auto completed = state ? with_new_moments(parameter, *state, own) : nullptr;
+    if (completed) state = static_cast<const FusedAdamStateFields*>(completed.get());
     exported[parameter.name + "/group"] = number_tensor(static_cast<int64_t>(parameter.group));
     const bool is_counted = state && !(state->may_lack_step() && is_awaited(*state, parameter.group, own));
     exported[parameter.name + "/step"] = number_tensor(is_counted ? state->step() : int64_t{0});

@@ -7,13 +7,16 @@
 #include <unordered_map>
 
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <pacer/core/error.h>
+#include <pacer/optimizers/detail/moment_codes.h>
 #include <pacer/optimizers/detail/option_fields.h>
+#include <pacer/optimizers/detail/parameter_check.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 
 namespace pacer::detail {
@@ -181,9 +184,10 @@ std::vector<GroupSettings> check_pending(const PendingState& pending, const Opti
     if (found == pending.states.end()) continue;
     const auto& state = static_cast<const FusedAdamStateFields&>(*found->second);
     const GroupSettings& of_group = settings[parameter.group];
-    const bool has_begun = !of_group.starts_at_gradient || state.step() > 0;
-    require(state.exp_avg().defined() || !of_group.has_first_moment || !has_begun, "the state of parameter ",
-            parameter.in_message(), " lacks a moment (", state.saved_name("exp_avg"), ")", kNothing);
+    // One that starts at a gradient and is not there starts at the next.
+    const bool needs_first = of_group.has_first_moment && !of_group.starts_at_gradient;
+    require(state.exp_avg().defined() || !needs_first, "the state of parameter ", parameter.in_message(),
+            " lacks a moment (", state.saved_name("exp_avg"), ")", kNothing);
     require(state.exp_avg_sq().defined() || !of_group.has_second_moment, "the state of parameter ",
             parameter.in_message(), " lacks a moment (", state.saved_name("exp_avg_sq"), ")", kNothing);
     const ParameterRange* range = own.range_of(parameter);
@@ -198,13 +202,43 @@ void commit_pending(PendingState& pending, ParamGroups& groups, ParamStates& sta
   states.swap(pending.states);
 }
 
+std::unique_ptr<torch::optim::OptimizerParamState> with_new_moments(const RegisteredParameter& parameter,
+                                                                    const FusedAdamStateFields& state,
+                                                                    const OptimizerView& own) {
+  const at::Tensor& first = state.exp_avg();
+  if (!first.defined() || are_codes(first)) return nullptr;
+  const GroupSettings settings = own.traits.settings(*own.options(parameter.group));
+  const kernels::AdamStorage storage =
+      storage_for(parameter.tensor.scalar_type(), settings.master_weights, settings.rounding, parameter.name);
+  std::unique_ptr<torch::optim::OptimizerParamState> completed;
+  for (const StateField& field : kStateFields) {
+    if (field.kind != StateKind::second_moment && field.kind != StateKind::max_moment) continue;
+    const auto dtype = field_dtype(field.kind, storage, settings);
+    if (!dtype || (state.*field.read)().defined()) continue;
+    if (!completed) completed = state.clone();
+    auto& fields = static_cast<FusedAdamStateFields&>(*completed);
+    (fields.*field.get)() = at::zeros_like(first, first.options().dtype(*dtype));
+  }
+  return completed;
+}
+
 void write_optimizer(OutputArchive& archive, const OptimizerView& own) {
   archive.write("pytorch_version",
                 c10::IValue("1.5.0"));  // the layout's own number, which torch's loads ask for
   OutputArchive all_states(archive.compilation_unit()), all_groups(archive.compilation_unit());
+  std::unordered_map<const void*, RegisteredParameter> parameters;
+  for (RegisteredParameter& parameter : own.parameters()) {
+    const void* const key = parameter.key();
+    parameters.emplace(key, std::move(parameter));
+  }
   for (const auto& [tensor, state] : own.states) {
     OutputArchive of_parameter(archive.compilation_unit());
-    state->serialize(of_parameter);
+    const auto parameter = parameters.find(tensor);
+    const auto* fields = dynamic_cast<const FusedAdamStateFields*>(state.get());
+    const auto completed = fields != nullptr && parameter != parameters.end()
+                               ? with_new_moments(parameter->second, *fields, own)
+                               : nullptr;
+    (completed ? *completed : *state).serialize(of_parameter);
     all_states.write(label_of(tensor), of_parameter);
   }
   archive.write("state", all_states);

@@ -57,6 +57,12 @@ PendingState read_optimizer(torch::serialize::InputArchive& archive, const Optim
 template <class TorchState>
 PendingState copy_of_torch_optimizer(const torch::optim::Optimizer& source, const OptimizerView& own);
 
+// A copy of a parameter's state with zeros for the moments that the options of its group ask for since its last
+// step, with which the next one would begin; null where it has all.
+std::unique_ptr<torch::optim::OptimizerParamState> with_new_moments(const RegisteredParameter& parameter,
+                                                                    const FusedAdamStateFields& state,
+                                                                    const OptimizerView& own);
+
 // State by parameter name: "PARAMETER/group", "PARAMETER/step", "PARAMETER/exp_avg" ..., options as
 // "group/0/lr" ..., and the version of all that as "state_version". Every parameter has a group and a step,
 // so that a name that is missing on either side shows; the tensors exist from its first step on. (In
