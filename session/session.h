@@ -82,6 +82,11 @@ class Session {
   Session(const Holder& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr)
       : Session(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, std::move(world)) {}
+  // And for one in a shared_ptr. Throws InvalidArgument where it is empty.
+  template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
+  Session(const std::shared_ptr<Module>& model, torch::optim::Optimizer& optimizer,
+          std::shared_ptr<Communicator> world = nullptr)
+      : Session(existing(model.get()), optimizer, std::move(world)) {}
   Session(const Session&) = delete;
   // Warns where finish() was forgotten: gradients of an incomplete window are lost, and so are the last
   // checkpoint and metrics. Before finish() it also tells the other ranks that this one goes no further.
@@ -215,6 +220,7 @@ class Session {
  private:
   friend class detail::WindowOfSession;
 
+  static torch::nn::Module& existing(torch::nn::Module* model);
   std::vector<at::Tensor> begin_micro_step(std::vector<at::Tensor> tensors);
   void require_between_micro_steps();
   MicroBatch prepare(std::vector<at::Tensor> tensors);

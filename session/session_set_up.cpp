@@ -34,6 +34,12 @@ const char* slot_name(Slot slot) {
 
 }  // namespace
 
+torch::nn::Module& Session::existing(torch::nn::Module* model) {
+  require(model != nullptr,
+          "a Session was given an empty shared_ptr in the place of its model; make the model first");
+  return *model;
+}
+
 Session::Session(torch::nn::Module& model, torch::optim::Optimizer& optimizer,
                  std::shared_ptr<Communicator> world) try
     : parts_(model, optimizer, world),

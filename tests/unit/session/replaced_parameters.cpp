@@ -280,4 +280,19 @@ TEST_CASE("a model whose holder is given another one lives on in its Session", "
   CHECK(first.expired());
 }
 
+TEST_CASE("a Session takes a model in a shared_ptr, and keeps it", "[session]") {
+  auto model = std::make_shared<TwoLayersImpl>();
+  FusedAdamW optimizer(model->parameters());
+  const std::weak_ptr<TwoLayersImpl> held = model;
+  auto session = std::make_unique<Session>(model, optimizer, Communicator::alone(at::kCPU));
+  auto [x] = session->begin(torch::ones({4, 3}));
+  session->backward(model->forward(x).square().mean());
+  CHECK(session->step());
+  model.reset();
+  CHECK_FALSE(held.expired());
+  session.reset();
+  CHECK(held.expired());
+  CHECK(contains(refusal([&] { Session(model, optimizer); }), "an empty shared_ptr"));
+}
+
 }  // namespace pacer::testing
