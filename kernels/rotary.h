@@ -32,6 +32,7 @@ struct RotaryHeads {
   const void* weight = nullptr;  // (head_dim), of the norm; null: none
 };
 
+// Heads of queries and keys, and what turns and normalises them. Pointers are to memory of the device that works.
 struct RotaryForward {
   ElementType type = ElementType::f32;            // of heads
   ElementType parameter_type = ElementType::f32;  // of weights: `type` or fp32
@@ -43,9 +44,10 @@ struct RotaryForward {
   RotaryHeads q, k;
 };
 
-struct RotaryBackward
-    : RotaryForward {  // `from` of q and k: gradients of what forward wrote; `to`: of what it read
-  RotaryHeads v;       // is copied
+// The same backward. `from` of q and k are gradients of what forward wrote, `to` those of what it read.
+struct RotaryBackward : RotaryForward {
+  // Copied.
+  RotaryHeads v;
   const void *q_read = nullptr, *k_read = nullptr;  // what forward read, for those with a weight
   int64_t q_read_stride = 0, k_read_stride = 0;
   float* partials =

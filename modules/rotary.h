@@ -33,13 +33,13 @@ class Rotary {
   int64_t offset() const;
   void set_offset(int64_t offset);
 
-  // Cosines and sines of `sequence` positions from offset() on, fp32 [sequence, head_dim / 2] each, rounded from
-  // fp64. Tables are made on the CPU when a position beyond them is asked for, and are kept on each device. Throws
-  // InvalidArgument for a head_dim that is odd, below 2 or no twice of the frequencies, and Error where a table
-  // would have to be made while a CUDA graph is captured.
+  // Cosines and sines, fp32 [sequence, head_dim / 2] each, rounded from fp64.
   struct Angles {
     at::Tensor cosines, sines;
   };
+  // Returns the angles of `sequence` positions from offset() on. Tables are made on the CPU when a position beyond
+  // them is asked for, and are kept on each device. Throws InvalidArgument for a head_dim that is odd, below 2 or no
+  // twice of the frequencies, and Error where a table would have to be made while a CUDA graph is captured.
   Angles angles(int64_t sequence, int64_t head_dim, const at::Device& device) const;
 
  private:
