@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/aminmax.h>
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/optimizer_archive.h>
@@ -37,17 +38,13 @@ void check_replacement(const RegisteredParameter& before, const Tensor& after, c
           " cannot become one of shape ", after.sizes());
 }
 
-void check_rows(const Tensor& rows) {
+// The least and the largest of the rows that are asked for; -1 both where there are none. Waits for a GPU.
+std::pair<int64_t, int64_t> range_of(const Tensor& rows) {
   require(rows.defined() && rows.scalar_type() == at::kLong && rows.dim() == 1,
           "replace: rows are one vector of integers (Long): for each new row the old one, or -1");
-}
-
-void check_range(const RegisteredParameter& before, const Tensor& rows) {
-  if (rows.numel() == 0) return;
-  const int64_t least = rows.min().item<int64_t>(), most = rows.max().item<int64_t>();
-  require(least >= -1 && most < before.tensor.size(0), "replace: rows from ", least, " to ", most,
-          " are asked of ", before.in_message(), ", which has ", before.tensor.size(0),
-          "; -1 stands for a new row");
+  if (rows.numel() == 0) return {-1, -1};
+  const auto [least, most] = at::aminmax(rows);
+  return {least.item<int64_t>(), most.item<int64_t>()};
 }
 
 }  // namespace
@@ -57,7 +54,7 @@ void FusedOptimizer::replace(const std::vector<std::pair<Tensor, Tensor>>& param
   require(!traits_->is_onebit, traits_->name,
           ": replace is not for 1-bit optimizers, whose ranks send what they have once agreed on; use "
           "FusedAdamW");
-  check_rows(rows);
+  const auto [least, most] = range_of(rows);
   const torch::NoGradGuard no_grad;
   adopt_foreign_options();
   const std::vector<RegisteredParameter> own = view().parameters();
@@ -75,7 +72,8 @@ void FusedOptimizer::replace(const std::vector<std::pair<Tensor, Tensor>>& param
                          [&](const auto& other) { return other.key() == found->key(); }),
             "replace: ", found->in_message(), " is named twice; name each parameter once");
     check_replacement(*found, now, rows);
-    check_range(*found, rows);
+    require(least >= -1 && most < old.size(0), "replace: rows from ", least, " to ", most, " are asked of ",
+            found->in_message(), ", which has ", old.size(0), "; -1 stands for a new row");
     groups[found->group].params()[found->index] = now;
     if (const std::string* name = detail::given_name(names_, old)) {
       names.insert_or_assign(now.unsafeGetTensorImpl(),
