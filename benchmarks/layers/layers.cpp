@@ -1,6 +1,5 @@
 // What the passes between the products of a transformer layer cost, as a fraction of the bandwidth of a copy.
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -9,7 +8,6 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <torch/types.h>
 
@@ -19,8 +17,8 @@
 #include <pacer/kernels/rotary.h>
 
 #include "subcommands.h"
-#include "support/device.h"
 #include "support/gpu_time.h"
+#include "support/passes.h"
 #include "support/table.h"
 
 namespace bench::layers {
@@ -40,10 +38,7 @@ using namespace pacer::kernels;
 using at::Tensor;
 using pacer::Normalization;
 
-constexpr Patience kPatience{25, 25, 60};
-constexpr int kWarmUps = 5;
-constexpr double kSpinMilliseconds = 0.2;  // in which the host enqueues a few kernels
-constexpr double kBytes = 2;               // of an element
+constexpr double kBytes = 2;  // of an element
 
 struct Shape {
   int64_t rows, hidden, heads, kv_heads, head_dim;
@@ -168,29 +163,8 @@ class Layer {
   Tensor qkv_, dqkv_, dq_, dk_, dv_, qk_, cosines_, sines_, head_weight_, of_heads_, of_head_parts_;
 };
 
-Spread timed(at::Device device, const std::function<void()>& work) {
-  for (int i = 0; i < kWarmUps; ++i) work();
-  if (device.is_cuda()) return time_enqueued(work, kSpinMilliseconds, kPatience);
-  return repeat(kPatience, [&] { return milliseconds_of(device, work); });
-}
-
-// Bytes read plus written per second, between buffers far larger than any cache.
-double copy_bandwidth(at::Device device) {
-  const int64_t count = device.is_cuda() ? int64_t{1} << 29 : int64_t{1} << 26;
-  const Tensor from = at::randint(1, 1 << 30, {count}, at::TensorOptions().device(device).dtype(at::kInt));
-  const Tensor to = at::empty_like(from);
-  const auto copy = [&] {
-    if (device.is_cuda()) {
-      to.copy_(from);
-    } else {
-      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<size_t>(count) * 4);
-    }
-  };
-  return 8.0 * static_cast<double>(count) / (timed(device, copy).median * 1e-3);
-}
-
 void measure(const Shape& shape, at::Device device) {
-  const double copy = copy_bandwidth(device);
+  const double copy = copy_bandwidth(device, int64_t{1} << 26);
   print(pacer::JsonLine()
             .add("kind", "environment")
             .add("device", device.is_cuda() ? gpu_name() : std::string("one CPU thread"))
@@ -205,7 +179,7 @@ void measure(const Shape& shape, at::Device device) {
   const auto report = [&](const std::string& what, double elements_moved,
                           const std::function<void(const Layer&)>& work) {
     size_t turn = 0;
-    const Spread time = timed(device, [&] { work(layers[turn++ % layers.size()]); });
+    const Spread time = time_pass(device, [&] { work(layers[turn++ % layers.size()]); });
     const double speed = kBytes * elements_moved / (time.median * 1e-3);
     print(pacer::JsonLine()
               .add("kind", "result")

@@ -1,14 +1,11 @@
 // What quantising to NF4 and decoding cost, as a fraction of the bandwidth of a copy.
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <torch/types.h>
 
@@ -17,8 +14,8 @@
 #include <pacer/kernels/nf4.h>
 
 #include "subcommands.h"
-#include "support/device.h"
 #include "support/gpu_time.h"
+#include "support/passes.h"
 #include "support/table.h"
 
 namespace bench::nf4 {
@@ -36,10 +33,6 @@ read.
 
 using namespace pacer::kernels;
 using at::Tensor;
-
-constexpr Patience kPatience{25, 25, 60};
-constexpr int kWarmUps = 5;
-constexpr double kSpinMilliseconds = 0.2;  // in which the host enqueues a few kernels
 
 // A weight in bf16, its numbers in 4 bits, and room for what is decoded: rows are dense, or followed by 64
 // more columns each.
@@ -113,29 +106,8 @@ class Weight {
   Tensor x_, out_, codes_, scales_, scale_codes_, nested_scales_, offset_, map_;
 };
 
-Spread timed(at::Device device, const std::function<void()>& work) {
-  for (int i = 0; i < kWarmUps; ++i) work();
-  if (device.is_cuda()) return time_enqueued(work, kSpinMilliseconds, kPatience);
-  return repeat(kPatience, [&] { return milliseconds_of(device, work); });
-}
-
-// Bytes read plus written per second, between buffers far larger than any cache.
-double copy_bandwidth(at::Device device) {
-  const int64_t count = device.is_cuda() ? int64_t{1} << 29 : int64_t{1} << 27;
-  const Tensor from = at::randint(1, 1 << 30, {count}, at::TensorOptions().device(device).dtype(at::kInt));
-  const Tensor to = at::empty_like(from);
-  const auto copy = [&] {
-    if (device.is_cuda()) {
-      to.copy_(from);
-    } else {
-      std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), static_cast<size_t>(count) * 4);
-    }
-  };
-  return 8.0 * static_cast<double>(count) / (timed(device, copy).median * 1e-3);
-}
-
 void measure(int64_t rows, int64_t columns, at::Device device) {
-  const double copy = copy_bandwidth(device);
+  const double copy = copy_bandwidth(device, int64_t{1} << 27);
   print(pacer::JsonLine()
             .add("kind", "environment")
             .add("device", device.is_cuda() ? gpu_name() : std::string("one CPU thread"))
@@ -148,7 +120,7 @@ void measure(int64_t rows, int64_t columns, at::Device device) {
     for (const Weight& weight : weights) weight.quantize();
     const auto report = [&](const char* what, const std::function<void(const Weight&)>& work) {
       size_t turn = 0;
-      const Spread time = timed(device, [&] { work(weights[turn++ % weights.size()]); });
+      const Spread time = time_pass(device, [&] { work(weights[turn++ % weights.size()]); });
       const double speed = weights[0].bytes() / (time.median * 1e-3);
       print(pacer::JsonLine()
                 .add("kind", "result")
