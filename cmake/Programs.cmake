@@ -7,6 +7,15 @@ if(NOT PACER_COMMIT_NAME)
     OUTPUT_VARIABLE PACER_COMMIT_NAME OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 
+set(PACER_LINKER "" CACHE STRING "Link programs with this linker, such as gold, where the compiler has it")
+if(PACER_LINKER)
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -fuse-ld=${PACER_LINKER} PACER_HAS_LINKER)
+  if(PACER_HAS_LINKER)
+    add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-fuse-ld=${PACER_LINKER}>)
+  endif()
+endif()
+
 # How the programs that people start read their command lines.
 if(PACER_EXAMPLES OR PACER_BENCHMARKS)
   find_package(Boost 1.74 QUIET CONFIG COMPONENTS program_options)

@@ -12,8 +12,8 @@
 # PACER_VENV is for its caller to name.
 #   PACER_DEPS=FOLDER      unpacked Debian packages (FOLDER/usr/include ...) with headers that the system lacks
 #
-#   --with-readers         also what tests read checkpoints and event files with and mypy, into the project's .venv,
-#                          and Doxygen, which makes the reference
+#   --with-readers         also what tests read checkpoints and event files with, mypy and transformers, into the
+#                          project's .venv, and Doxygen, which makes the reference
 #
 # Exit code 2: something is missing that this script cannot install; it says what.
 set -euo pipefail
@@ -274,10 +274,10 @@ install_torch() {
 
 # Python packages that only tests use. Without them those tests are skipped, so this never fails.
 install_readers() {
-  local readers=(safetensors==0.8.0 tensorboard==2.21.0 numpy mypy==2.4.1)
+  local readers=(safetensors==0.8.0 tensorboard==2.21.0 numpy mypy==2.4.1 transformers==5.24.0)
   [[ -x $venv/bin/python3 ]] || return 0
-  ! "$venv/bin/python3" -c 'import mypy, numpy, safetensors, tensorboard' 2>/dev/null || return 0
-  say "readers and mypy for the tests into $(place_of_venv): about 60 MB"
+  ! "$venv/bin/python3" -c 'import mypy, numpy, safetensors, tensorboard, transformers' 2>/dev/null || return 0
+  say "readers, mypy and transformers for the tests into $(place_of_venv): about 90 MB"
   "$venv/bin/python3" -m pip install --disable-pip-version-check --quiet "${readers[@]}" ||
     say "they could not be installed; tests that need them will be skipped"
 }

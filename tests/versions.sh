@@ -40,9 +40,9 @@ try() {
   PACER_LIBTORCH=$version PACER_VENV=$folder/venv cmake/bootstrap.sh --with-readers || return
   prefix=$(echo "$folder"/venv/lib/python3*/site-packages/torch)
   [[ $differences == OFF ]] || cuda=OFF only=(-DPACER_EXAMPLES=OFF -DPACER_BENCHMARKS=OFF)
-  # Optimized, unlike the preset: some of GCC's warnings come of what it looks at to optimize.
+  # The library is optimized, unlike in the preset: some of GCC's warnings come of what it looks at to optimize.
   cmake --preset ci -B "$folder/build" -DTorch_DIR="$prefix/share/cmake/Torch" -DPACER_CUDA="$cuda" \
-    -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DPACER_PROGRAM_OPTIMIZATION=-O1 \
+    -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DPACER_PROGRAM_OPTIMIZATION=-O0 \
     -DPACER_DEPS="${PACER_DEPS:-}" -DPACER_TESTS_OF_LIBTORCH=$differences "${only[@]}" || return
   cmake --build "$folder/build" --parallel "$(nproc)" || return
   ctest --test-dir "$folder/build" --output-on-failure --parallel "$(($(nproc) + 1))" --output-junit "$folder/results.xml" \
@@ -58,7 +58,7 @@ for version in "${versions[@]}"; do
   rm -f "$folder/results.xml"
   if try "$version" "$folder"; then
     built=yes
-    python3 tests/meta/summary.py "$folder/results.xml" tests | tee "$folder/summary" || true
+    python3 tests/meta/summary.py tests "$folder/results.xml" | tee "$folder/summary" || true
     counts=$(tail -n 1 "$folder/summary")
   fi
   rows+=("| $version | $built | $counts | $(((SECONDS - started) / 60)) | $(date +%F) |")

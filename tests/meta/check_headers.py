@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Compiles every public header of the library folders without others before it, so that each includes what it needs; with
-PACER_TEST_LONG=1 those of detail/, too, which only pacer's own files see.
+"""Compiles public headers of the library folders without others before them, so that each includes what it needs. Those
+that include an expensive header of LibTorch are compiled where they have changed, and a quarter of the others by turns; with
+PACER_TEST_LONG=1, or where git does not tell what has changed, all are, and those of detail/, too, which only pacer's own
+files see.
 
 One compilation can stand for several headers: for a row of them in which each includes the one before, directly or
 through others. What is there before such a header is there for it in any case.
@@ -16,11 +18,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from changes import changed, parent, turn
+
 LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "modules", "optimizers",
            "hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
 # The most expensive headers of LibTorch, from the one that brings most. A header that includes one is compiled with its
 # precompiled form: what it uses is there in any case, but before its own include.
 EXPENSIVE = ("torch/nn/module.h", "torch/optim/optimizer.h", "ATen/core/Tensor.h")
+BY_TURNS = EXPENSIVE[:2]
+TURNS = 4
 INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -90,6 +96,12 @@ def compile_alone(work, compiler, headers, extra=()):
     return f"what only has <{'>, <'.join(headers)}> does not compile:\n{run.stderr}" if run.returncode else ""
 
 
+def chosen(rows, names, now):
+    """Those rows that have a header among the names, which have changed, or whose turn it is; all without names."""
+    return [row for number, row in enumerate(rows)
+            if names is None or names.intersection(row) or number % TURNS == now]
+
+
 def check(root, work, compiler):
     headers = ["pacer.h"] if (root / "pacer.h").exists() else []
     for folder in LIBRARY:
@@ -102,14 +114,19 @@ def check(root, work, compiler):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         includes = {f"pacer/{header}": included(folders, f"pacer/{header}") for header in headers}
         brought = {header: next(filter(seen.__contains__, EXPENSIVE), None) for header, seen in includes.items()}
-        used = sorted(set(brought.values()) - {None})
-        forms = dict(zip(used, pool.map(lambda header: precompile(work, compiler, header), used)))
         # Only beside those with the same precompiled form, which one that includes less would find there by chance.
-        jobs = [(row, forms.get(expensive, ())) for expensive in (*EXPENSIVE, None) for row in rows_of(
-            {header: seen for header, seen in includes.items() if brought[header] == expensive})]
+        rows = {expensive: rows_of({header: seen for header, seen in includes.items() if brought[header] == expensive})
+                for expensive in (*EXPENSIVE, None)}
+        since = None if os.environ.get("PACER_TEST_LONG") else parent(root)
+        names = changed(root, since) if since else None
+        names = None if names is None else {f"pacer/{name}" for name in names}
+        rows |= {expensive: chosen(rows[expensive], names, turn(root, TURNS)) for expensive in BY_TURNS}
+        used = [expensive for expensive in EXPENSIVE if rows[expensive]]
+        forms = dict(zip(used, pool.map(lambda header: precompile(work, compiler, header), used)))
+        jobs = [(row, forms.get(expensive, ())) for expensive in rows for row in rows[expensive]]
         jobs += [(["pacer/pacer.h"], ("-std=c++23",))] if headers[:1] == ["pacer.h"] else []
         problems = list(pool.map(lambda job: compile_alone(work, compiler, *job), jobs))
-    print(f"{len(headers)} headers in {len(jobs)} compilations")
+    print(f"{sum(len(row) for row, _ in jobs)} headers of {len(headers)} in {len(jobs)} compilations")
     return [problem for problem in problems if problem]
 
 
@@ -127,6 +144,9 @@ def self_test(work, compiler):
     rows = rows_of({"a": {"a"}, "b": {"a", "b"}, "c": {"a", "c"}, "d": {"a", "b", "c", "d"}})
     if sorted(map(len, rows)) != [1, 3] or rows_of({"a": set(), "b": set()}) != [["a"], ["b"]]:
         problems.append(f"headers stand in the rows {rows}")
+    rows = [[str(number)] for number in range(2 * TURNS)]
+    if chosen(rows, None, 1) != rows or chosen(rows, {"0"}, 1) != [rows[0], rows[1], rows[1 + TURNS]]:
+        problems.append(f"of {rows}, these are chosen: {chosen(rows, {'0'}, 1)}")
     return problems + [compile_alone(work, compiler, ["pacer/core/fine.h"])]
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""summary.py RESULTS.xml TESTS: counts what ctest ran, in test cases, and prints "N passed, N failed, N skipped".
+"""summary.py TESTS RESULTS.xml...: counts what ctest ran, in test cases, and prints "N passed, N failed, N skipped".
 
-RESULTS.xml is what ctest --output-junit wrote. A Catch2 program counts with the cases it reports, anything else as one.
+RESULTS.xml is what ctest --output-junit wrote; one that is not there counts nothing. A Catch2 program counts with the cases it reports, anything else as one.
 Cases tagged [gpu] that did not run are named from the sources in the folder TESTS, as their program may not exist.
 What failed is told again at the end, because what ctest printed is long. Exit code 1 when something failed or nothing ran at all.
 """
@@ -57,11 +57,11 @@ def gpu_cases(folder):
     return names
 
 
-def main(results, tests):
+def main(tests, *results):
     total = [0, 0, 0]
     gpu_reason = None
     reasons, failed = [], []
-    entries = list(xml.parse(results).getroot()) if os.path.exists(results) else []
+    entries = [entry for path in results if os.path.exists(path) for entry in xml.parse(path).getroot()]
     for entry in entries:
         output = entry.findtext("system-out") or ""
         name, status = entry.get("name"), entry.get("status")
@@ -88,4 +88,4 @@ def main(results, tests):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2]))
+    sys.exit(main(*sys.argv[1:]))

@@ -32,7 +32,8 @@ for entries, line, code in RUNS:
         cases = "".join(f'<testcase name="{n}" status="{s}"><system-out>{o}</system-out></testcase>' for n, s, o in entries)
         (Path(folder) / "results.xml").write_text(f"<testsuite>{cases}</testsuite>")
         (Path(folder) / "cases.cpp").write_text(SOURCE)
-        command = [sys.executable, Path(__file__).with_name("summary.py"), Path(folder) / "results.xml", folder]
+        results = [Path(folder) / name for name in ("missing.xml", "results.xml")]
+        command = [sys.executable, Path(__file__).with_name("summary.py"), folder, *results]
         run = subprocess.run(command, capture_output=True, text=True)
     if (run.stdout.rstrip().split("\n")[-1], run.returncode) != (line, code):
         print(f"{entries}: expected {line!r} and {code}, got {run.returncode} and:\n{run.stdout}{run.stderr}")

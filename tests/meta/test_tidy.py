@@ -105,6 +105,10 @@ def test_choice(root, build):
         found = [str(source) for _, sources in chosen for source in sources]
         expect(f"the choice for {names}", found, COMPILED[0][1] + wanted)
         expect(f"what is left out for {names}", sorted(map(str, left_out)), left)
+    for now, names, wanted in ((0, [], ["core/zero.cpp"]), (1, [], ["core/fine.cpp"]), (2, [], []),
+                               (2, ["core/linked.h"], ["core/zero.cpp"])):
+        chosen, _ = tidy.choose(root, made, {Path(name) for name in names}, 9, now)
+        expect(f"turn {now} with {names}", [str(source) for _, sources in chosen for source in sources], wanted)
 
 
 def test_runs(root, build):
@@ -121,8 +125,9 @@ def test_runs(root, build):
         expect("a single commit", run(build, root)[:2], (1, PLANTED["core"]))
         (root / "session/first.cpp").write_text(TREE["session/first.cpp"] + "// changed\n")
         commit(root)
-        expect("the last commit", run(build, root)[:2], (1, PLANTED["core"] | PLANTED["session"]))
-        expect("since a commit", run(build, root, "--since", "HEAD")[:2], (1, PLANTED["core"]))
+        # It is the second, so it is the turn of the third file of folders without LibTorch, of which there is none.
+        expect("the last commit", run(build, root)[:2], (1, PLANTED["session"]))
+        expect("since a commit", run(build, root, "--since", "HEAD")[:2], (0, set()))
 
     for folder in ("core", "session"):
         for name in TREE:
