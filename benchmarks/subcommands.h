@@ -44,6 +44,7 @@ namespace paging { Subcommand subcommand(); }
 namespace pipeline { Subcommand subcommand(); }
 namespace muon { Subcommand subcommand(); }
 namespace layers { Subcommand subcommand(); }
+namespace rows { Subcommand subcommand(); }
 // clang-format on
 
 }  // namespace bench

@@ -13,11 +13,9 @@
 #include <pacer/checkpoints/detail/adapter_folder.h>
 #include <pacer/checkpoints/detail/adapter_modules.h>
 #include <pacer/checkpoints/detail/linear_names.h>
-#include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/training_state.h>
+#include <pacer/checkpoints/detail/weights_folder.h>
 #include <pacer/core/error.h>
-#include <pacer/files/detail/replaced_file.h>
-#include <pacer/files/file_system.h>
 #include <pacer/modules/detail/buffer_names.h>
 #include <pacer/modules/lora.h>
 #include <pacer/optimizers/named_tensors.h>
@@ -147,29 +145,7 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
   for (const auto& item : model.named_modules("", /*include_self=*/false)) modules.push_back(item.key());
   const std::string text = detail::adapter_config_text(config, names, modules);
 
-  FileSystem& files = posix_file_system();
-  make_folders(files, folder);
-  const std::string model_path = detail::path_in(folder, detail::kAdapterModel),
-                    config_path = detail::path_in(folder, detail::kAdapterConfig);
-  detail::write_next(model_path, [&](ByteSink& out) {
-    detail::write_tensors(out, tensors, {{"format", "pt"}});
-  });
-  try {
-    detail::write_next(config_path, [&](ByteSink& out) { out.write(text.data(), text.size()); });
-  } catch (...) {
-    files.remove_file(model_path + ".new");
-    throw;
-  }
-  // Matrices never lie beside options of other ones: while they change there are none.
-  const std::optional<std::string> before = detail::content_if_there(config_path);
-  if (before && *before != text) {
-    remove_file(files, config_path);
-    sync_folder(files, folder);
-  }
-  detail::put_next_in_place(model_path);
-  sync_folder(files, folder);
-  detail::put_next_in_place(config_path);
-  sync_folder(files, folder);
+  detail::replace_weights_and_config(folder, detail::kAdapterModel, tensors, detail::kAdapterConfig, text);
 }
 
 std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/causal_lm_files.h>
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/load_weights.h>
 #include <pacer/checkpoints/save_weights.h>

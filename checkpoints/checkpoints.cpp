@@ -8,6 +8,7 @@
 #include <pacer/checkpoints/detail/checkpoint_save.h>
 #include <pacer/checkpoints/detail/frozen_weights.h>
 #include <pacer/checkpoints/detail/host_snapshot.h>
+#include <pacer/checkpoints/detail/joint_saves.h>
 #include <pacer/checkpoints/detail/stop_signals.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/training_state.h>
@@ -31,7 +32,9 @@ Checkpoints::Checkpoints(CheckpointsOptions options) : options_(std::move(option
   require(options_.keep() >= 1, "Checkpoints: keep must be at least 1, not ", options_.keep());
 }
 
-Checkpoints::~Checkpoints() = default;
+Checkpoints::~Checkpoints() {
+  if (joint_) joint_->remove(*this);
+}
 Checkpoints::Checkpoints(Checkpoints&&) noexcept = default;
 
 void Checkpoints::attach(SessionParts& parts) {
@@ -169,16 +172,25 @@ void Checkpoints::after_step(StepReport& report) {
     parts_->should_stop = true;
   }
   if (parts_->should_stop && parts_->stop_reason.empty()) parts_->stop_reason = "a signal asked for it";
-  if (parts_->should_stop && !std::exchange(stop_was_seen_, true)) {
+  const bool stops = parts_->should_stop && !std::exchange(stop_was_seen_, true);
+  const bool is_due = stops || report.progress().step % options_.every() == 0;
+  if (joint_) {
+    joint_->after_step(*this, is_due, stops);
+  } else if (stops) {
     save_now();
-  } else if (report.progress().step % options_.every() == 0) {
+  } else if (is_due) {
     begin_save();
   }
 }
 
 void Checkpoints::finish(const Progress& progress) {
   complete_save();
+  if (joint_) return joint_->finish(*this);
   if (progress.step > 0 && progress.step != saved_step_) save_now();
+  unlock();
+}
+
+void Checkpoints::unlock() {
   lock_.reset();
   folder_is_locked_ = false;
 }

@@ -45,6 +45,10 @@ class FolderLock;
 namespace detail {
 class CheckpointSave;
 class HostSnapshot;
+class JointResume;
+class JointSaves;
+struct JointStep;
+struct PendingLoad;
 class StopSignals;
 }  // namespace detail
 
@@ -57,8 +61,8 @@ struct CheckpointsOptions {
   TORCH_ARG(int64_t, every) = 1000;
   // How long ranks wait for the slowest to save or load.
   TORCH_ARG(std::chrono::milliseconds, timeout) = std::chrono::minutes(30);
-  // How many checkpoints stay, >= 1; older ones are removed once a newer one is complete, but never the
-  // newest whose trained parameters are all finite. One that cannot be removed is named on stderr once and
+  // How many checkpoints stay, >= 1, of Sessions that resume together >= 2; older ones are removed once a
+  // newer one is complete, but never the newest whose trained parameters are all finite. One that cannot be removed is named on stderr once and
   // tried again after each save.
   TORCH_ARG(int64_t, keep) = 3;
   // True: training stands still until a checkpoint is complete. False: each rank copies what it writes to
@@ -110,7 +114,7 @@ class Checkpoints : public Hook {
 
   // Saves now and waits until the checkpoint is complete; throws FileError with path and reason where that
   // fails, InvalidArgument where the folder has checkpoints that this run was not resumed from. Returns the
-  // folder. All ranks call it, between the same steps.
+  // folder. All ranks call it, between the same steps. After resume_together it saves all of the Sessions.
   std::string save_now();
   // For Session::resume: loads the newest checkpoint that verifies, returns its step; none where there is no
   // checkpoint. Throws InvalidArgument that names what does not fit, FileError where there are checkpoints
@@ -124,11 +128,20 @@ class Checkpoints : public Hook {
   std::vector<int64_t> saved_steps() const;
 
  private:
+  friend class detail::JointSaves;
+  friend class detail::JointResume;
+
   void check_folder();
+  void unlock();
   std::optional<int64_t> load_from(const std::function<std::string()>& find);
+  // Reads and checks, without changing what cannot be put back; null where there is nothing to load.
+  std::unique_ptr<detail::PendingLoad> prepare_load(const std::function<std::string()>& find);
+  void commit_load(detail::PendingLoad& load);
+  std::vector<detail::JointStep> joint_steps() const;
   void remember_versions();
   void check_frozen();
-  void begin_save();
+  // `text`: what a checkpoint that is saved with others has in common with them; empty: it is saved alone.
+  void begin_save(const std::string& text = {});
   std::string complete_save();
   void say_what_stays(const detail::CheckpointSave& save);
   std::vector<std::string> on_all_ranks_or_none(const char* action,
@@ -137,7 +150,7 @@ class Checkpoints : public Hook {
   CheckpointsOptions options_;
   SessionParts* parts_ = nullptr;
   int64_t saved_step_ = -1;   // of the newest checkpoint, this run's or the one it resumed from
-  std::string saved_folder_;  // of the newest that this run completed; on all ranks rank 0's
+  std::string saved_folder_;  // of the newest that this run completed or resumed from; on all ranks rank 0's
   bool folder_is_checked_ = false;
   bool folder_is_locked_ = false;     // on all ranks alike
   std::unique_ptr<FolderLock> lock_;  // of rank 0
@@ -146,6 +159,11 @@ class Checkpoints : public Hook {
   bool stop_was_seen_ = false;
   std::unique_ptr<detail::HostSnapshot> snapshot_;
   std::unique_ptr<detail::CheckpointSave> saving_;  // under way; it reads the snapshot
+  std::shared_ptr<detail::JointSaves> joint_;       // after resume_together
+  // What the checkpoint under way and the newest have in common with those of other Sessions.
+  std::string saving_text_, saved_text_;
+  bool saved_is_finite_ = true;   // on rank 0, which alone removes old checkpoints
+  std::optional<int64_t> stays_;  // the step of this Session in the newest joint save that is finite in all
   std::unique_ptr<detail::StopSignals> stop_signals_;
   bool was_loaded_ = false;
   mutable at::Tensor frozen_checksum_;  // once it was asked for

@@ -1,10 +1,13 @@
 // How Checkpoints loads the newest checkpoint, or another one, on all ranks or on none.
 #include <cstdio>
+#include <filesystem>
 #include <sstream>
 #include <utility>
 
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/joint_saves.h>
+#include <pacer/checkpoints/detail/pending_load.h>
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
@@ -32,8 +35,36 @@ std::vector<int64_t> Checkpoints::saved_steps() const {
   return numbers;
 }
 
-// `find` is asked on rank 0 alone; an empty folder is none.
+std::vector<detail::JointStep> Checkpoints::joint_steps() const {
+  return detail::joint_steps_of(on_all_ranks_or_none("look for checkpoints", [&] {
+                                  return parts_->world().rank() == 0
+                                             ? detail::text_of(detail::list_joint_steps(options_.folder()))
+                                             : std::string();
+                                }).front());
+}
+
 std::optional<int64_t> Checkpoints::load_from(const std::function<std::string()>& find) {
+  const auto load = prepare_load(find);
+  if (!load && parts_->is_first_rank()) {
+    std::fprintf(stderr, "pacer: there is no checkpoint in %s; the run begins at step 0\n",
+                 options_.folder().c_str());
+  }
+  if (!load) return std::nullopt;
+  commit_load(*load);
+  std::error_code ignored;
+  if (parts_->is_first_rank() &&
+      std::filesystem::exists(std::filesystem::path(load->folder) / detail::kJointFile, ignored)) {
+    std::fprintf(
+        stderr,
+        "pacer: that checkpoint was saved together with those of other Sessions; resume() goes on with "
+        "this Session alone, pacer::resume_together with all of them from one moment\n");
+  }
+  return saved_step_;
+}
+
+// `find` is asked on rank 0 alone; an empty folder is none. Every rank has read and checked all of it before any of
+// them changes what cannot be put back.
+std::unique_ptr<detail::PendingLoad> Checkpoints::prepare_load(const std::function<std::string()>& find) {
   require(parts_ != nullptr,
           "Checkpoints::load_newest and load_step need the hook in a Session; call session.use first");
   Communicator& world = parts_->world();
@@ -48,15 +79,10 @@ std::optional<int64_t> Checkpoints::load_from(const std::function<std::string()>
                                return world.rank() == 0 ? find() : std::string();
                              }).front();
   folder_is_checked_ = folder_is_checked_ || !folder.empty();
-  if (folder.empty() && world.rank() == 0) {
-    std::fprintf(stderr, "pacer: there is no checkpoint in %s; the run begins at step 0\n",
-                 options_.folder().c_str());
-  }
-  if (folder.empty()) return std::nullopt;
+  if (folder.empty()) return nullptr;
 
-  // Every rank has read and checked all of it before any of them changes what cannot be put back.
   detail::TrainingState state;
-  std::optional<detail::StateImport> import;
+  std::unique_ptr<detail::PendingLoad> load;
   const auto in_this_folder = [&](const auto& work) {
     return [&] {
       try {
@@ -69,18 +95,22 @@ std::optional<int64_t> Checkpoints::load_from(const std::function<std::string()>
   };
   on_all_ranks_or_none("read the checkpoint",
                        in_this_folder([&] { state = detail::read_state(*parts_, folder); }));
-  on_all_ranks_or_none("continue from the checkpoint",
-                       in_this_folder([&] { import.emplace(*parts_, std::move(state)); }));
-  import->commit();
+  on_all_ranks_or_none("continue from the checkpoint", in_this_folder([&] {
+                         load = std::make_unique<detail::PendingLoad>(*parts_, std::move(state), folder);
+                       }));
+  return load;
+}
+
+void Checkpoints::commit_load(detail::PendingLoad& load) {
+  load.import.commit();
   saved_step_ = parts_->progress.step;
-  if (world.rank() == 0) {
-    for (const std::string& note : {import->random_state_note(), import->micro_batches_note()}) {
-      if (!note.empty()) std::fprintf(stderr, "pacer: %s\n", note.c_str());
-    }
-    std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", folder.c_str(),
-                 static_cast<long long>(saved_step_));
+  saved_folder_ = load.folder;
+  if (!parts_->is_first_rank()) return;
+  for (const std::string& note : {load.import.random_state_note(), load.import.micro_batches_note()}) {
+    if (!note.empty()) std::fprintf(stderr, "pacer: %s\n", note.c_str());
   }
-  return saved_step_;
+  std::fprintf(stderr, "pacer: resumed from %s, after step %lld\n", load.folder.c_str(),
+               static_cast<long long>(saved_step_));
 }
 
 }  // namespace pacer

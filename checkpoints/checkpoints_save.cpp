@@ -11,24 +11,30 @@
 #include <pacer/checkpoints/detail/checkpoint_files.h>
 #include <pacer/checkpoints/detail/checkpoint_save.h>
 #include <pacer/checkpoints/detail/host_snapshot.h>
+#include <pacer/checkpoints/detail/joint_saves.h>
 #include <pacer/checkpoints/detail/stage_state.h>
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/collectives/agreement.h>
 #include <pacer/core/error.h>
 #include <pacer/core/version.h>
 #include <pacer/files/checkpoint_folder.h>
+#include <pacer/files/folder_lock.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 
 namespace pacer {
 
 std::string Checkpoints::save_now() {
+  if (joint_) {
+    joint_->save_now();
+    return saved_folder_;
+  }
   begin_save();
   return complete_save();
 }
 
 // Returns when this rank's state may change again.
-void Checkpoints::begin_save() {
+void Checkpoints::begin_save(const std::string& text) {
   require(parts_ != nullptr, "Checkpoints::save_now needs the hook in a Session; call session.use first");
   require(parts_->progress.micro_step == 0,
           "Checkpoints::save_now belongs between steps, not into an accumulation window");
@@ -40,6 +46,7 @@ void Checkpoints::begin_save() {
   job.timeout = options_.timeout();
   job.root = options_.folder();
   job.keep = options_.keep();
+  job.stays = stays_;
   std::unordered_set<std::string> trained;
   for (const auto& item : parts_->model().named_parameters()) {
     if (item.value().requires_grad()) trained.insert(item.key());  // a mask may well hold -inf
@@ -81,6 +88,7 @@ void Checkpoints::begin_save() {
                  : detail::writers_of(state, world.world_size(),
                                       /*deals_model_out=*/sharded && sharded->keeps_parts());
   job.texts = detail::texts_of_rank(state.model, writers, world);
+  if (!text.empty() && world.rank() == 0) job.texts.emplace_back(detail::kJointFile, text);
   if (sharded) {
     state.optimizer = sharded->gather_state(
         std::move(of_optimizer), [&](const std::string& name) { return writers.optimizer.at(name); });
@@ -100,6 +108,7 @@ void Checkpoints::begin_save() {
   } else {
     save->write_in_thread(std::move(files));
   }
+  saving_text_ = text;
   saving_ = std::move(save);  // only now: nobody waits for a thread that did not start
   if (options_.synchronous()) complete_save();
 }
@@ -119,6 +128,8 @@ std::string Checkpoints::complete_save() {
     }
     saved_folder_ = on_all_ranks_or_none("complete a checkpoint", [&] { return save->wait(); }).front();
     saved_step_ = save->step();
+    saved_text_ = saving_text_;
+    saved_is_finite_ = save->is_finite();
     if (save->is_finite()) {
       warns_of_not_finite_.renew();
     } else if (warns_of_not_finite_.take()) {

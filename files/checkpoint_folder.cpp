@@ -146,7 +146,7 @@ NewestCheckpoint find_newest_checkpoint(const std::string& root, FileSystem& fil
 }
 
 std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int64_t keep, FileSystem& files,
-                                                   int64_t newest_step) {
+                                                   int64_t newest_step, std::optional<int64_t> stays) {
   require(keep >= 1, "cannot keep ", keep, " checkpoints; keep 1 or more");
   if (!folder_exists(files, root)) return {};
   std::vector<RemovalFailure> failures;
@@ -170,7 +170,7 @@ std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int6
     const std::optional<CheckpointManifest> manifest = manifest_if_whole(files, each);
     if (!manifest) continue;
     const bool is_newest_finite = manifest->is_finite && !std::exchange(has_finite, true);
-    if (++kept <= keep || is_newest_finite) continue;
+    if (++kept <= keep || is_newest_finite || each.step == stays) continue;
     attempt(each.step, [&] {
       // Out of sight first, so that what is half removed is no checkpoint.
       const std::string removed = step_folder_path(root, {each.step, StepFolderKind::removed});

@@ -143,11 +143,12 @@ struct RemovalFailure {
 // Removes all but the newest `keep` (1 or more) of those whose manifest is whole and whose files have their
 // sizes. Damaged ones, and those of steps after `newest_step`, which this run did not write, count for
 // nothing and stay, for whoever wants to find out why. The newest whose parameters are finite stays beside
-// the newest `keep`. What cannot be removed (a folder inside, a file that a network file system still holds)
+// the newest `keep`, and so does that of the step `stays`, where one is given. What cannot be removed (a folder inside, a file that a network file system still holds)
 // is named in the result and tried again by the next call; only `keep` below 1 and a root that cannot be
 // listed throw.
 std::vector<RemovalFailure> remove_old_checkpoints(const std::string& root, int64_t keep,
                                                    FileSystem& files = posix_file_system(),
-                                                   int64_t newest_step = INT64_MAX);
+                                                   int64_t newest_step = INT64_MAX,
+                                                   std::optional<int64_t> stays = std::nullopt);
 
 }  // namespace pacer

@@ -40,6 +40,15 @@ struct AdamGradient {
   }
 };
 
+// The rows of a tensor that steps change: elements [r * width, (r + 1) * width) for each r where visible[r] is true.
+// All of them where it is null.
+struct RowMask {
+  const bool* visible = nullptr;
+  int64_t width = 0;
+
+  bool operator==(const RowMask& other) const { return visible == other.visible && width == other.width; }
+};
+
 // What one launch of the kernel does: the dtypes, the rule, and what it may assume of the launch before it.
 struct AdamLaunch {
   AdamStorage storage;
@@ -49,6 +58,9 @@ struct AdamLaunch {
   bool follows_prologue = false;
   // Those of the rule; null: Adam's.
   const struct UpdateLoops* loops = nullptr;
+  // CUDA only: device memory, by tensor; null: all rows of all tensors. The masks are read, too, before what
+  // follows_prologue speaks of.
+  const RowMask* rows = nullptr;
 };
 
 struct AdamTiles;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -75,6 +76,14 @@ Metrics::Metrics(MetricsOptions options) : options_(std::move(options)) {
   require_positive("every", options_.every());
   require_positive("total_steps", options_.total_steps());
   require_positive("total_tokens", options_.total_tokens());
+  const auto require_operations = [](const char* option, std::optional<double> value) {
+    require(!value || (*value > 0 && std::isfinite(*value)), "Metrics: ", option,
+            " must be a number above 0, not ", value.value_or(0));
+  };
+  require_operations("operations_per_token", options_.operations_per_token());
+  require_operations("peak_operations", options_.peak_operations());
+  require(!options_.peak_operations() || options_.operations_per_token(),
+          "Metrics: peak_operations is compared with operations_per_token; set that, too");
 }
 Metrics::Metrics(Metrics&& other) noexcept = default;
 
@@ -135,7 +144,15 @@ void Metrics::after_step(StepReport& report) {
     state.recorded.move_to(record);
     const auto steps = static_cast<double>(progress.step - state.progress.step);
     const auto tokens = static_cast<double>(progress.tokens - state.progress.tokens);
-    state.queue.push(record, detail::MetricsQueue::Speed{seconds / steps, tokens / seconds});
+    detail::MetricsQueue::Speed speed{seconds / steps, tokens / seconds, {}, {}};
+    if (options_.operations_per_token()) {
+      speed.operations_per_second = speed.tokens_per_second * *options_.operations_per_token();
+    }
+    if (options_.peak_operations()) {
+      const auto ranks = static_cast<double>(parts_->world().world_size());
+      speed.utilization = *speed.operations_per_second / (ranks * *options_.peak_operations());
+    }
+    state.queue.push(record, speed);
     state.time = now;
     state.progress = progress;
   }

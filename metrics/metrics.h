@@ -10,7 +10,8 @@
 // sequence_length, kept_layers, epoch, ...); with a hook that looks at gradients also gradient_norm
 // (unscaled, averaged, before clipping), loss_scale (of the coming step, and only where it is not 1) and
 // skipped_steps (so far); then seconds_per_step and tokens_per_second, by the host's clock since the record
-// before. Time between steps counts, an evaluation too.
+// before. Time between steps counts, an evaluation too. Where the options say what a token takes,
+// operations_per_second, of all ranks, and utilization, the share of what their devices can do, follow.
 // Numbers of the loop's own, from Session::record, come behind those of the hooks: the mean of what came since
 // the record before.
 // A step after which the Validation hook measured has a record, too; what it measures in finish() is a record
@@ -69,11 +70,18 @@ struct MetricsOptions {
   TORCH_ARG(std::optional<int64_t>, total_steps);
   // The same in tokens, which count where both are set.
   TORCH_ARG(std::optional<int64_t>, total_tokens);
+  // Floating-point operations that a token takes, forward and backward, > 0; records then have operations_per_second.
+  // See CausalLm::operations_per_token. Where the length of sequences changes, it is that of one length.
+  TORCH_ARG(std::optional<double>, operations_per_token);
+  // Floating-point operations that the device of one rank can do in a second, in the dtype of the products, > 0; needs
+  // operations_per_token. Records then have utilization, the share of all ranks' devices, 1 at most (model FLOPs
+  // utilization; arXiv:2204.02311, appendix B).
+  TORCH_ARG(std::optional<double>, peak_operations);
 };
 
 class Metrics : public Hook {
  public:
-  // Throws InvalidArgument for an empty folder name and numbers below 1.
+  // Throws InvalidArgument for an empty folder name and numbers out of range.
   explicit Metrics(MetricsOptions options);
   Metrics(Metrics&& other) noexcept;
   // Writes the records whose values have arrived; waits for nothing and throws nothing. finish() writes all.

@@ -1,10 +1,11 @@
 // Everything of modules: stacks of blocks, recomputation instead of keeping activations, attention inside a
-// window, fused layers that compute in 16 bits or in 8-bit floats, a loss whose logits are never in memory,
-// weights in 4 bits and low-rank adapters.
+// window, fused layers that compute in 16 bits or in 8-bit floats, decoders of them, a loss whose logits are never in
+// memory, weights in 4 bits, low-rank adapters, and modules of TorchScript.
 #pragma once
 
 #include <pacer/modules/attention_window.h>
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/causal_lm.h>
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/layer_norm_linear.h>
@@ -19,6 +20,7 @@
 #include <pacer/modules/replayed.h>
 #include <pacer/modules/rms_norm.h>
 #include <pacer/modules/rotary.h>
+#include <pacer/modules/script_module.h>
 #include <pacer/modules/split_backward.h>
 #include <pacer/modules/sync_batch_norm.h>
 #include <pacer/modules/tensor_call.h>

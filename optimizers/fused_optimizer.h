@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +22,7 @@ class OptimizerTraits;
 class StepEngine;
 struct OptimizerView;
 struct PendingState;
+struct RegisteredParameter;
 }  // namespace detail
 
 // What FusedAdam, FusedAdamW, FusedLamb, FusedSgd, FusedRmsprop, OwnRuleOptimizer and the 1-bit optimizers share. Not
@@ -52,6 +54,35 @@ class FusedOptimizer : public SessionOptimizer {
   //   optimizer.replace({{means, new_means}, {colors, new_colors}}, rows);
   void replace(const std::vector<std::pair<torch::Tensor, torch::Tensor>>& parameters,
                const torch::Tensor& rows);
+
+  // Parameters that only grow. Each `second` has the rows, [any number, ...] in the parameter's dtype and on its device, that
+  // come behind those of its `first`; they begin anew as those of replace do. Returns what takes the parameters' places,
+  // in that order, for the model. The old rows stay where they are in memory, those of the state, too, and nothing is
+  // allocated, while there is room; where there is none, the new memory has room for as many rows again. Nothing waits
+  // for a GPU. Throws as replace does, and for parameters that are not contiguous.
+  //   means = optimizer.append_rows({{means, more_means}}).front();
+  std::vector<torch::Tensor> append_rows(
+      const std::vector<std::pair<torch::Tensor, torch::Tensor>>& parameters);
+
+  // Until the next call, steps change only those rows of these parameters whose number in `visible` is true; the others keep
+  // value and state, whatever their gradient is. `visible`: Bool [rows], on the parameters' device. It is held and not
+  // copied, so that it may be written to before each step, also one of a CUDA graph. An undefined tensor: all rows again.
+  // Norms of gradients are of all rows, and a row that comes back goes on at the parameter's step count. With several
+  // ranks, set the same on all. Throws InvalidArgument for other rules than those of FusedAdam, FusedAdamW, FusedSgd,
+  // FusedRmsprop and one of your own, for moments in 8 bits, paged state, parts of parameters (Shards), and a parameter
+  // that is not contiguous.
+  //   optimizer.set_visible_rows({means, colors}, radii > 0);
+  void set_visible_rows(const std::vector<torch::Tensor>& parameters, const torch::Tensor& visible);
+
+  // From the next step() on gradients are scaled so that the norm of all of them together is at most max_norm, in the
+  // update itself, without waiting for a GPU: what torch::nn::utils::clip_grad_norm_ does before it. Steps whose gradients
+  // are not finite change nothing. 0: as it was. Gradients themselves stay as they are. For loops without a Session, where
+  // GradientClipping does the same; not for 1-bit optimizers. Throws InvalidArgument for a norm that is negative or not
+  // finite.
+  void clip_gradient_norm(double max_norm);
+  // That norm in the last step(), before clipping; 0 before the first one. Waits for a GPU. Throws InvalidArgument where
+  // gradients are not clipped.
+  double gradient_norm() const;
 
   // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
   // Waits for the device on a GPU.
@@ -102,6 +133,8 @@ class FusedOptimizer : public SessionOptimizer {
   // What step() tells prepare where no Session does. An optimizer that knows of other ranks adds up here what
   // has to be added over them.
   virtual StepInputs plain_step_inputs() { return {}; }
+  // Whether it does.
+  virtual bool has_own_ranks() const { return false; }
 
   // `defaults` are options of the optimizer's own type.
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -132,6 +165,15 @@ class FusedOptimizer : public SessionOptimizer {
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
   void require_whole(const char* what) const;
+  // The parameters that stand first in these pairs. Throws InvalidArgument where the function cannot change them.
+  std::vector<detail::RegisteredParameter> parameters_to_change(
+      const char* function, const std::vector<std::pair<torch::Tensor, torch::Tensor>>& pairs);
+  // The state of what takes the place of the parameter with that number, made from that parameter's.
+  using StateOfRows = std::function<std::unique_ptr<torch::optim::OptimizerParamState>(
+      size_t number, const torch::optim::OptimizerParamState& state)>;
+  void put_in_place(const std::vector<detail::RegisteredParameter>& before,
+                    const std::vector<torch::Tensor>& after, const StateOfRows& state_of_rows);
+  StepInputs own_step_inputs();
 
   // Returns nothing where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
@@ -140,6 +182,8 @@ class FusedOptimizer : public SessionOptimizer {
   size_t known_groups_;  // those from there on were added through the base class
   detail::TensorNames names_;
   std::unique_ptr<detail::StepEngine> engine_;
+  double max_norm_ = 0;                      // of clip_gradient_norm; 0: none
+  std::shared_ptr<GradientGuard> clipping_;  // once a step has clipped
 };
 
 // The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with

@@ -95,6 +95,7 @@ class OneBitMuon : public FusedOptimizer {
                                 const std::vector<NamedTensors>& rank_states) const override;
   PreparedImport prepare_import(const NamedTensors& state, const NamedTensors& rank_state) override;
   StepInputs plain_step_inputs() override;
+  bool has_own_ranks() const override { return true; }
 
  private:
   void set_up(std::shared_ptr<Communicator> world);

@@ -140,6 +140,7 @@ class OneBitOptimizer : public FusedOptimizer {
   void mark_failed_if_throws(const std::function<void()>& f);
   void require_intact() const;
   StepInputs plain_step_inputs() override;
+  bool has_own_ranks() const override { return true; }
   bool start(size_t turn);
   bool has_started() const;
   void require_as_started(const StepInputs& inputs);

@@ -70,16 +70,16 @@ void GradientExchange::backward_begin(const Progress& progress) {
 }
 
 bool ParallelTraining::has_new_parameters() const {
+  if (detail::are_trained(trained_, parts_->optimizer().param_groups())) return false;
   const std::vector<at::Tensor> trained = detail::trained_parameters(*parts_);
-  return !detail::same_tensors(trained_, trained) &&
-         std::any_of(trained.begin(), trained.end(), [this](const at::Tensor& tensor) {
-           return shared_.count(tensor.unsafeGetTensorImpl()) == 0;
-         });
+  return std::any_of(trained.begin(), trained.end(), [this](const at::Tensor& tensor) {
+    return shared_.count(tensor.unsafeGetTensorImpl()) == 0;
+  });
 }
 
 void ParallelTraining::follow_parameters(const Progress& progress) {
   parts_->world().set_step(progress.step);
-  if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) {
+  if (!detail::are_trained(trained_, parts_->optimizer().param_groups())) {
     join_ranks(progress);  // parameters were frozen, unfrozen or added: on every rank, or they disagree here
   }
 }
@@ -197,7 +197,7 @@ bool ParallelTraining::settle_totals(const Progress& window) {
   if (ends_early) {
     RankStatus status = status_of(Intent::last_step, window);
     // Parameters that joined since the last pass sit this step out; ranks compare and share them all the same.
-    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) status.has_changes = 1;
+    if (!detail::are_trained(trained_, parts_->optimizer().param_groups())) status.has_changes = 1;
     statuses_ = StatusExchange(parts_->world(), status);
   }
   if (!std::exchange(knows_totals_, false)) await_totals();
@@ -216,7 +216,7 @@ void ParallelTraining::share_written_parameters() {
   if (std::exchange(learns_changes_, false)) {
     // Gradients of other memory orders than the other ranks' were added to the wrong elements of theirs.
     require_agreement(world, parts_->progress.step, detail::parameter_facts(*parts_));
-    if (!detail::same_tensors(trained_, detail::trained_parameters(*parts_))) share_parameters();
+    if (!detail::are_trained(trained_, parts_->optimizer().param_groups())) share_parameters();
     for (Parameter& parameter : parameters_) parameter.strides = parameter.tensor.strides().vec();
     if (syncs_buffers_) is_changing_ = changed_buffers();
     std::string changes = written_parameters() + is_changing_;

@@ -188,7 +188,7 @@ void Shards::update_only_parts() {
 
 void Shards::require_same_parameters() const {
   require(
-      detail::same_tensors(trained_, detail::trained_parameters(parts())),
+      detail::are_trained(trained_, parts().optimizer().param_groups()),
       "parameters were frozen, unfrozen or added after Shards had shared them out; do so before the first "
       "begin or resume, or save a checkpoint and resume from it in a new Session");
 }

@@ -37,6 +37,13 @@ using torch::optim::OptimizerParamState;
 using Numbers = c10::Dict<std::string, double>;
 using Choices = c10::Dict<std::string, std::string>;
 
+std::vector<std::pair<at::Tensor, at::Tensor>> pairs_of(const std::vector<at::Tensor>& first,
+                                                        const std::vector<at::Tensor>& second) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (size_t i = 0; i < first.size(); ++i) pairs.emplace_back(first[i], second.at(i));
+  return pairs;
+}
+
 template <class Value>
 Value chosen(const char* name, const std::string& choice) {
   const std::vector<std::string> choices = detail::choices(Value{});
@@ -289,6 +296,21 @@ class PythonOptimizer : public torch::CustomClassHolder {
   }
 
   int64_t skipped_steps() const { return optimizer_->skipped_steps(); }
+  void clip_gradient_norm(double max_norm) { optimizer_->clip_gradient_norm(max_norm); }
+  double gradient_norm() const { return optimizer_->gradient_norm(); }
+  // Each of `after` takes the place of that of `before` with its number.
+  void replace(const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& after,
+               const at::Tensor& rows) {
+    optimizer_->replace(pairs_of(before, after), rows);
+  }
+  // Puts the rows of `more` behind those of the parameter with their number; returns what takes the parameters' places.
+  std::vector<at::Tensor> append_rows(const std::vector<at::Tensor>& before,
+                                      const std::vector<at::Tensor>& more) {
+    return optimizer_->append_rows(pairs_of(before, more));
+  }
+  void set_visible_rows(const std::vector<at::Tensor>& parameters, const std::optional<at::Tensor>& visible) {
+    optimizer_->set_visible_rows(parameters, visible.value_or(at::Tensor()));
+  }
   // Of Muon only. Without a communicator each rank makes all products.
   void share_products(const std::optional<c10::intrusive_ptr<PythonCommunicator>>& communicator) {
     dynamic_cast<Muon&>(*optimizer_).share_products(communicator ? (*communicator)->world() : nullptr);
@@ -344,6 +366,11 @@ void register_optimizer(torch::Library& library) {
       .def("options", &PythonOptimizer::options)
       .def("names", &PythonOptimizer::names)
       .def("skipped_steps", &PythonOptimizer::skipped_steps)
+      .def("clip_gradient_norm", &PythonOptimizer::clip_gradient_norm)
+      .def("gradient_norm", &PythonOptimizer::gradient_norm)
+      .def("replace", &PythonOptimizer::replace)
+      .def("append_rows", &PythonOptimizer::append_rows)
+      .def("set_visible_rows", &PythonOptimizer::set_visible_rows)
       .def("share_products", &PythonOptimizer::share_products)
       .def("set_training", &PythonOptimizer::set_training)
       .def("is_training", &PythonOptimizer::is_training)

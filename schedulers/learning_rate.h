@@ -2,12 +2,16 @@
 // The base rate is the group's initial_lr; where that is unset, its lr when the hook is added to a Session.
 //
 //   session.use(pacer::LearningRate(pacer::warmup_cosine({1'000, 100'000})));
+//   session.use(pacer::LearningRate(pacer::constant_schedule()).group(1, pacer::warmup_linear({0, 5'000})));
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <pacer/hooks/hook.h>
@@ -25,16 +29,26 @@ class SessionOptimizer;
 class LearningRate : public Hook {
  public:
   explicit LearningRate(const LearningRateSchedule& schedule) : schedule_(schedule) {}
+  // The parameter group of that number, from 0, follows this schedule instead.
+  LearningRate& group(size_t number, const LearningRateSchedule& schedule) & {
+    of_groups_.insert_or_assign(number, schedule);
+    return *this;
+  }
+  LearningRate&& group(size_t number, const LearningRateSchedule& schedule) && {
+    return std::move(group(number, schedule));
+  }
 
   std::string hook_name() const override { return "learning_rate"; }
   Slot slot() const override { return Slot::schedule; }
   bool exclusive() const override { return true; }
-  // Throws InvalidArgument where a FactorLR already sets the rate of one of pacer's optimizers.
+  // Throws InvalidArgument where a FactorLR already sets the rate of one of pacer's optimizers, and for a schedule of a
+  // group that the optimizer does not have.
   void attach(SessionParts& parts) override;
   std::string agreement() const override;
-  // Until the warm-up is over.
-  bool settled(const Progress& progress) const override { return schedule_.warmup_ended(progress); }
-  std::optional<int64_t> steps_until_zero() const override { return schedule_.steps_until_zero(); }
+  // Until all warm-ups are over.
+  bool settled(const Progress& progress) const override;
+  // Those of the schedule that goes on longest; none where one never ends.
+  std::optional<int64_t> steps_until_zero() const override;
   // Throws InvalidArgument where somebody else changed a rate since the last step.
   void gradients_ready(const Progress& progress) override;
   void after_step(StepReport& report) override;
@@ -43,15 +57,19 @@ class LearningRate : public Hook {
   // Throws InvalidArgument for another number of groups, and rates that are negative or not finite.
   void set_base_rates(const std::vector<double>& rates) override;
   const LearningRateSchedule& schedule() const { return schedule_; }
-  // The base rates, and the factor of the step that comes next. What is loaded must have the same one, up to
+  const LearningRateSchedule& schedule_of(size_t group) const;
+  // The base rates, and the factors of the step that comes next. What is loaded must have the same ones, up to
   // 1e-12, or it is refused: the schedule of a run that goes on may be another one in what has not begun.
   void save(NamedTensors& state) const override;
   void load(const NamedTensors& state) override;
 
  private:
   void read_base_rates();
+  void check_next_factor(const NamedTensors& state, const std::string& key,
+                         const LearningRateSchedule& schedule) const;
 
   LearningRateSchedule schedule_;
+  std::map<size_t, LearningRateSchedule> of_groups_;  // that follow another one
   torch::optim::Optimizer* optimizer_ = nullptr;
   const Progress* progress_ = nullptr;
   SessionOptimizer* session_optimizer_ = nullptr;

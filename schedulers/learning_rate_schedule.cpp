@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <pacer/core/error.h>
 #include <pacer/files/number_text.h>
+#include <pacer/schedulers/detail/agreement_text.h>
 #include <pacer/schedulers/detail/rate_schedule_options.h>
 
 namespace pacer {
@@ -33,6 +35,12 @@ LearningRateSchedule::LearningRateSchedule(Decay decay, const LearningRateSchedu
   detail::check_rate_schedule_options(decay, options);
 }
 
+LearningRateSchedule::LearningRateSchedule(Function custom, Decay decay)
+    : decay_(decay), custom_(std::move(custom)) {
+  require(custom_ != nullptr, detail::rate_schedule_name(decay),
+          " was given an empty function; give one that returns the factor");
+}
+
 LearningRateSchedule LearningRateSchedule::then(int64_t step, const LearningRateSchedule& next) const {
   return followed_by(next, step, /*by_tokens=*/false);
 }
@@ -56,14 +64,13 @@ LearningRateSchedule LearningRateSchedule::followed_by(const LearningRateSchedul
   }
   const char* name = detail::rate_schedule_name(next.decay_);
   if (by_tokens) {
-    const bool follows_steps = next.decay_ != Decay::constant && !next.options_.total_tokens();
+    const bool follows_steps = next.decay_ != Decay::constant && !next.follows_tokens();
     require(!follows_steps && next.options_.warmup_steps() == 0, call, ": ", name,
             " has a warm-up or a decay by steps, but the step at which token ", until,
             " comes is not known; let it begin at a step, with then, or give one without a warm-up that is "
-            "constant or has total_tokens");
+            "constant or follows tokens");
   } else {
-    require(!next.options_.total_tokens(), call, ": ", name,
-            " has total_tokens, but the token at which step ", until,
+    require(!next.follows_tokens(), call, ": ", name, " follows tokens, but the token at which step ", until,
             " comes is not known; let it begin at a token, with then_at_token");
   }
   LearningRateSchedule chain = next;
@@ -72,7 +79,12 @@ LearningRateSchedule LearningRateSchedule::followed_by(const LearningRateSchedul
 }
 
 bool LearningRateSchedule::by_tokens() const {
-  return options_.total_tokens() || (former_ && (former_->by_tokens || former_->schedule.by_tokens()));
+  return follows_tokens() || (former_ && (former_->by_tokens || former_->schedule.by_tokens()));
+}
+
+// Of the last part of a chain.
+bool LearningRateSchedule::follows_tokens() const {
+  return options_.total_tokens() || decay_ == Decay::custom_by_tokens;
 }
 
 double LearningRateSchedule::start_factor() const {
@@ -89,6 +101,12 @@ std::string LearningRateSchedule::describe() const {
   if (former_) {
     text = detail::concatenate(former_->schedule.describe(), "; from ",
                                former_->by_tokens ? "token " : "step ", former_->until, " on ");
+  }
+  if (custom_) {
+    return text + detail::concatenate(detail::rate_schedule_name(decay_), ": ",
+                                      detail::sampled([this](const Progress& at) {
+                                        return exact_text(custom_(follows_tokens() ? at.tokens : at.step));
+                                      }));
   }
   const char* way = o.warm_up() == WarmUp::logarithmic ? "logarithmic " : "linear ";
   text +=
@@ -200,6 +218,10 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
       return from_one_to_end(std::exp2(1 - decayed_share(progress)) - 1);
     case Decay::cosine_restarts:
       return from_one_to_end((1 + std::cos(kPi * share_of_cycle(progress.step - warmup_steps))) / 2);
+    case Decay::custom:
+      return custom_factor(progress.step);
+    case Decay::custom_by_tokens:
+      return custom_factor(progress.tokens);
     case Decay::inverse_sqrt: {
       const double k = static_cast<double>(progress.step) + 1;
       const double least = std::max(static_cast<double>(warmup_steps), 1.0);
@@ -207,6 +229,14 @@ double LearningRateSchedule::decay_factor(const Progress& progress) const {
     }
   }
   return 1;  // not reached: the constructor refuses other values
+}
+
+double LearningRateSchedule::custom_factor(int64_t progress) const {
+  const double factor = custom_(progress);
+  require(std::isfinite(factor) && factor >= 0, detail::rate_schedule_name(decay_), " gave ", factor, " at ",
+          decay_ == Decay::custom ? "step " : "token ", progress,
+          "; a factor of the learning rate is finite and not negative");
+  return factor;
 }
 
 // x of the header, in [0, 1].
@@ -276,6 +306,12 @@ LearningRateSchedule one_cycle(const LearningRateScheduleOptions& options, Decay
   require(anneal == Decay::cosine || anneal == Decay::linear,
           "one_cycle goes up and down by Decay::cosine or Decay::linear; give one of these as its anneal");
   return {anneal == Decay::cosine ? Decay::one_cycle : Decay::one_cycle_linear, options};
+}
+LearningRateSchedule custom_schedule(LearningRateSchedule::Function factor) {
+  return {std::move(factor), Decay::custom};
+}
+LearningRateSchedule custom_schedule_by_tokens(LearningRateSchedule::Function factor) {
+  return {std::move(factor), Decay::custom_by_tokens};
 }
 
 }  // namespace pacer

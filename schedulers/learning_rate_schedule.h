@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,8 +32,10 @@ enum class Decay {
   minus_sqrt,  // of warmup_stable_decay, as the next one
   halving,
   cosine_restarts,
-  one_cycle,        // up and down by cosine
-  one_cycle_linear  // up and down by a line
+  one_cycle,         // up and down by cosine
+  one_cycle_linear,  // up and down by a line
+  custom,            // a function of steps: of custom_schedule
+  custom_by_tokens   // a function of tokens
 };
 
 // What a schedule is made of. Built in place, {warm-up steps, total steps}, or by setters that chain:
@@ -74,48 +77,57 @@ struct LearningRateScheduleOptions {
   TORCH_ARG(std::optional<int64_t>, cycle_growth);
 };
 
-// A value: copy it freely. Every factor is a finite multiple of the base rate in [0, 1], computed in double.
+// A value: copy it freely. Every factor is a finite multiple of the base rate in [0, 1], of a custom schedule in
+// [0, inf), computed in double.
 class LearningRateSchedule {
  public:
-  // Throws InvalidArgument for options that are out of range, missing, or of no use to this decay.
+  // From the attempts completed, or the tokens trained on, to a factor; must be pure, and answer for every number.
+  using Function = std::function<double(int64_t progress)>;
+
+  // Throws InvalidArgument for options that are out of range, missing, or of no use to this decay, and for one that
+  // is a function, which custom_schedule takes.
   LearningRateSchedule(Decay decay, const LearningRateScheduleOptions& options);
 
   // Returns a chain: this schedule for the first `step` attempts, and from there on `next`, whose progress
   // begins at 0 there, as in torch's SequentialLR. A chain takes further parts, always at a step of the whole
   // run: a.then(100, b).then(200, c). Throws InvalidArgument for a step below 1, or not behind those at which
-  // parts of this chain begin, and for a `next` that is a chain itself, or has total_tokens, since the token
+  // parts of this chain begin, and for a `next` that is a chain itself, or follows tokens, since the token
   // that it would begin at is not known.
   LearningRateSchedule then(int64_t step, const LearningRateSchedule& next) const;
 
   // Returns the same with a `next` that takes over once so many tokens are trained on, counted as the steps
-  // are. It must be constant or have total_tokens, without a warm-up, since the step that it would begin at is
-  // not known.
+  // are. It must be constant or follow tokens, without a warm-up, since the step that it would begin at is not
+  // known.
   LearningRateSchedule then_at_token(int64_t tokens, const LearningRateSchedule& next) const;
 
   // The factor for the step that comes after `progress.step` attempts. Throws InvalidArgument where progress
-  // is negative.
+  // is negative, and where a custom schedule gives no number, or a negative one.
   double factor(const Progress& progress) const;
 
   // Whether the step that comes next is beyond the warm-up, and no later part of a chain has one. It asks for
   // the step alone: a part that ends at a token may have all of its warm-up still to come.
   bool warmup_ended(const Progress& progress) const;
 
-  // Whether the factor stays what it is for the step that comes next. It never does in restarts and in decays
-  // without an end.
+  // Whether the factor stays what it is for the step that comes next. It never does in restarts, in decays
+  // without an end and in custom schedules.
   bool has_ended(const Progress& progress) const;
 
   // The number of steps after which the factor is and stays 0; none where it never is, or follows tokens.
   std::optional<int64_t> steps_until_zero() const;
 
-  // All of it in words and numbers: equal for equal schedules, different for others.
+  // All of it in words and numbers: equal for equal schedules, different for others. A custom schedule by its values
+  // at some thousand points.
   std::string describe() const;
 
-  // Whether a decay follows tokens instead of steps, or a part of a chain begins at a token.
+  // Whether a decay or a custom schedule follows tokens instead of steps, or a part of a chain begins at a token.
   bool by_tokens() const;
 
  private:
   struct Former;
+  friend LearningRateSchedule custom_schedule(Function factor);
+  friend LearningRateSchedule custom_schedule_by_tokens(Function factor);
 
+  LearningRateSchedule(Function custom, Decay decay);
   LearningRateSchedule followed_by(const LearningRateSchedule& next, int64_t until, bool by_tokens) const;
   Progress since_last_began(const Progress& progress) const;
   // These look at the last part of a chain alone, and take the progress since it began.
@@ -128,9 +140,12 @@ class LearningRateSchedule {
   double share_of_cycle(int64_t steps) const;
   double start_factor() const;
   double end_factor() const;
+  double custom_factor(int64_t progress) const;
+  bool follows_tokens() const;
 
   Decay decay_;
   LearningRateScheduleOptions options_;
+  Function custom_;
   // What comes before the last part of a chain; nothing where there is one part.
   std::shared_ptr<const Former> former_;
 };
@@ -165,5 +180,12 @@ LearningRateSchedule warmup_cosine_restarts(const LearningRateScheduleOptions& o
 // Decay::linear, which `anneal` must be one of: start + (1 - start) u(q / (w - 1)) up to q = w - 1, from there
 // 1 + (end - 1) u((q - w + 1) / (N - w)), and end from q = N - 1 on. Needs w >= 1 and total_steps, more than w.
 LearningRateSchedule one_cycle(const LearningRateScheduleOptions& options, Decay anneal = Decay::cosine);
+
+// A function of the attempts completed, finite and not negative; above 1 it is a multiple of the base rate. Every rank
+// gives the same function, and so does a run that goes on. It counts as a schedule without a warm-up: where 1-bit
+// optimizers freeze by themselves, they do not wait for it. Throws InvalidArgument for an empty function.
+LearningRateSchedule custom_schedule(LearningRateSchedule::Function factor);
+// The same as a function of the tokens trained on, over all ranks.
+LearningRateSchedule custom_schedule_by_tokens(LearningRateSchedule::Function factor);
 
 }  // namespace pacer

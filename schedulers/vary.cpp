@@ -78,6 +78,11 @@ std::string Vary::hook_name() const { return "vary_" + full_name(); }
 double Vary::value(const Progress& progress) const {
   const double one = *options_.at_one(), zero = *options_.at_zero();
   const double factor = schedule_.factor(progress);
+  if (factor > 1) {
+    throw InvalidArgument(
+        detail::concatenate(said(), ": its schedule gave the factor ", factor, " at step ", progress.step,
+                            ", which leads beyond at_one; give Vary a schedule from 0 to 1"));
+  }
   // The formula may miss the end by a rounding.
   return factor == 1 ? one : zero + (one - zero) * factor;
 }
@@ -188,8 +193,9 @@ void Vary::gradients_ready(const Progress& progress) {
             " although a Vary hook sets it; change the hook's values, or leave it out");
     groups.push_back(place.group);
   }
+  const double to_set = value(progress);
   // From here on nothing throws, so that a step which is taken again finds all values or none.
-  last_set_ = value(progress);
+  last_set_ = to_set;
   groups_of_last_ = std::move(groups);
   for (const Place& place : now) *place.value = *last_set_;
 }

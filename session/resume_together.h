@@ -1,4 +1,11 @@
-// Several Sessions of one program, such as those of a GAN, that go on from the same step.
+// Several Sessions of one program, such as those of a GAN, that save and go on together.
+//
+//   discriminates.use(pacer::Checkpoints("run/discriminator"));
+//   generates.use(pacer::Checkpoints("run/generator"));
+//   pacer::resume_together({&discriminates, &generates});
+//   for (...) { ...; discriminates.step(); ...; generates.step(); }
+//   discriminates.finish();
+//   generates.finish();
 #pragma once
 
 #include <cstdint>
@@ -9,15 +16,20 @@
 
 namespace pacer {
 
-// Resumes each Session from the newest step that all of them have a checkpoint of, and returns it; none, and
-// nothing changed, where none of them has any. A program that dies between their saves leaves the first one a
-// checkpoint ahead, which is passed over, and replaced once that step is saved again. So each Session has
-// Checkpoints in a folder of its own, with the same `every` and with keep(3) at least, which is the default.
+// Resumes all of them from the newest checkpoints that they saved together, and returns the step of the last one;
+// none, and nothing changed, where there are none yet. All Sessions go on, or where anything is wrong with one of
+// them, none.
 //
-// Give them in the order in which the loop steps them: random numbers go on as the last one saved them. On all
-// ranks together, before the first begin. Throws InvalidArgument where Sessions have checkpoints but no step in
-// common, or for less than two, changing nothing; and what Session::resume throws, where those before that one
-// have gone on.
-std::optional<int64_t> resume_together(const std::vector<Session*>& sessions);
+// From then on they save together: whichever Checkpoints are due, all save at the end of the next step of the last
+// Session, so `sessions` stand in the order in which the loop steps them. How many steps each takes until then does
+// not matter, and what one's forward pass writes to another's buffers (batch norm) is saved as it is. Wherever the
+// program dies, the newest checkpoints that all of them have are of one moment. A save waits for the next such step
+// where more than one Session has taken no step since the save before.
+//
+// On all ranks together, before the first begin. `options.step()` is that of the last Session. Throws
+// InvalidArgument, changing nothing, for less than two Sessions, one without Checkpoints or with keep(1), and where
+// Sessions have checkpoints, but none that they saved together; and what Session::resume throws.
+std::optional<int64_t> resume_together(const std::vector<Session*>& sessions,
+                                       const ResumeOptions& options = {});
 
 }  // namespace pacer

@@ -41,6 +41,7 @@ class LearningRateSchedule;
 namespace detail {
 class EvaluationScope;
 class GradientWatch;
+class JointResume;
 class ParameterWatch;
 class WindowOfSession;
 class SkippedStepsWatch;
@@ -81,7 +82,7 @@ class Session {
   template <class Holder, std::enable_if_t<torch::detail::is_module_holder<Holder>::value, int> = 0>
   Session(const Holder& model, torch::optim::Optimizer& optimizer,
           std::shared_ptr<Communicator> world = nullptr)
-      : Session(static_cast<torch::nn::Module&>(*model.ptr()), optimizer, std::move(world)) {}
+      : Session(*model.ptr(), optimizer, std::move(world)) {}
   // And for one in a shared_ptr. Throws InvalidArgument where it is empty.
   template <class Module, std::enable_if_t<std::is_base_of_v<torch::nn::Module, Module>, int> = 0>
   Session(const std::shared_ptr<Module>& model, torch::optim::Optimizer& optimizer,
@@ -218,6 +219,7 @@ class Session {
   int64_t skipped_steps() const;
 
  private:
+  friend class detail::JointResume;
   friend class detail::WindowOfSession;
 
   static torch::nn::Module& existing(torch::nn::Module* model);
@@ -233,6 +235,7 @@ class Session {
   static void end_evaluation(detail::EvaluationScope& scope);
   std::vector<double> base_rates() const;
   void set_base_rates(const std::vector<double>& rates);
+  void settle_rates(const std::vector<double>& of_program, ResumedRates whose);
   void add(std::shared_ptr<Hook> hook);
   void start();
   bool is_before_begin() const;

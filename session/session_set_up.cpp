@@ -209,11 +209,17 @@ std::optional<int64_t> Session::resume(const ResumeOptions& options) {
   start();
   const std::vector<double> of_program = base_rates();
   const std::optional<int64_t> step = parts_.load_checkpoint(options.step());
+  if (step) settle_rates(of_program, options.learning_rates());
+  return step;
+}
+
+// Once a checkpoint is in force.
+void Session::settle_rates(const std::vector<double>& of_program, ResumedRates whose) {
   const std::vector<double> saved = base_rates();
-  if (!step || saved == of_program) return step;
+  if (saved == of_program) return;
   require(saved.size() == of_program.size(), "the program has learning rates of ", of_program.size(),
           " parameter groups, but once the checkpoint was loaded there were ", saved.size());
-  if (options.learning_rates() == ResumedRates::program) {
+  if (whose == ResumedRates::program) {
     set_base_rates(of_program);
   } else if (parts_.is_first_rank()) {
     const auto g = static_cast<size_t>(
@@ -225,7 +231,6 @@ std::optional<int64_t> Session::resume(const ResumeOptions& options) {
         "says ",
         of_program[g], ", which resume(ResumeOptions().learning_rates(ResumedRates::program)) takes"));
   }
-  return step;
 }
 
 }  // namespace pacer

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include <pacer/checkpoints/detail/config_text.h>
 #include <pacer/core/error.h>
 #include <pacer/files/json_scanner.h>
 #include <pacer/files/json_writer.h>
@@ -37,31 +38,12 @@ constexpr Feature kFeatures[] = {
     {"use_qalora", "QALoRA"},
 };
 
-// Of PEFT's there are some 40; more than these are no way to fill the memory.
-constexpr size_t kMostFields = 1000;
 // Keys of a pattern, and names of modules. A model of hundreds of layers may have one for each.
 constexpr size_t kMostKeys = 10'000;
 
 // Ways to start that change the base model's weights as well.
 bool changes_base(std::string_view init) {
   return init != "gaussian" && init != "eva" && init != "orthogonal";
-}
-
-// Passes over a value; true for null, false, "", 0, an empty list and an empty object.
-bool skip_if_off(JsonScanner& scanner) {
-  const char first = scanner.peek();
-  if (first == '[' || first == '{') {
-    JsonScanner ahead = scanner;
-    ahead.take(first);
-    const bool empty = ahead.take(first == '[' ? ']' : '}');
-    scanner.skip_value();
-    return empty;
-  }
-  if (first == '"') return scanner.string().empty();
-  if (first == 't' || first == 'f') return !scanner.boolean();
-  if (first != 'n') return scanner.number() == 0;
-  scanner.skip_value();
-  return true;
 }
 
 // Whether a regular expression takes it for itself.
@@ -266,23 +248,11 @@ std::string adapter_config_text(const AdapterConfig& config, const std::vector<s
 }
 
 AdapterConfig parse_adapter_config(std::string text, const std::string& path) {
-  JsonScanner scanner(text.data(), text.size(), 0, path);
   AdapterConfig config;
-  std::set<std::string_view> seen;  // in the text
-  scanner.expect('{');
-  if (!scanner.take('}')) {
-    do {
-      const size_t at = scanner.position();
-      if (seen.size() == kMostFields) scanner.fail_at(at, "more than ", kMostFields, " fields");
-      const std::string_view name = scanner.string();
-      if (!seen.insert(name).second) {
-        scanner.fail_at(at, "the field ", quote_for_message(name), " occurs twice");
-      }
-      scanner.expect(':');
-      read_config_field(scanner, name, at, config, path);
-    } while (scanner.more('}'));
-  }
-  scanner.expect_end();
+  const std::set<std::string_view> seen =
+      read_config_fields(text, path, [&](JsonScanner& scanner, std::string_view name, size_t at) {
+        read_config_field(scanner, name, at, config, path);
+      });
   require<FileError>(seen.count("peft_type") > 0, path,
                      " has no peft_type; it is not an adapter_config.json of PEFT");
   return config;

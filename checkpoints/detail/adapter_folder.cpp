@@ -10,6 +10,7 @@
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/checkpoints/detail/weights_files.h>
+#include <pacer/checkpoints/detail/weights_folder.h>
 #include <pacer/core/error.h>
 #include <pacer/files/file_system.h>
 #include <pacer/files/json_scanner.h>
@@ -17,8 +18,6 @@
 
 namespace pacer::detail {
 namespace {
-
-constexpr int64_t kLargestConfig = 1 << 20;  // bytes
 
 bool ends_in(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
@@ -45,21 +44,11 @@ bool is_in_module(std::string_view name, const std::string& module) {
 
 }  // namespace
 
-std::string path_in(const std::string& folder, const char* file) {
-  return folder + (folder.back() == '/' ? "" : "/") + file;
-}
-
 AdapterFolder read_adapter_folder(const std::string& folder) {
   require(!folder.empty(), "load_adapter needs the name of a folder; it is empty");
   AdapterFolder found;
   const std::string config_path = path_in(folder, kAdapterConfig);
-  {
-    FileReader reader(posix_file_system(), without_links(config_path));
-    require<FileError>(reader.size() <= kLargestConfig, config_path, " has ", reader.size(),
-                       " bytes; the limit is ", kLargestConfig);
-    const std::vector<char> text = reader.read();
-    found.config = parse_adapter_config({text.begin(), text.end()}, config_path);
-  }
+  found.config = parse_adapter_config(read_config_file(config_path), config_path);
   found.path = path_in(folder, kAdapterModel);
   FileReader reader(posix_file_system(), without_links(found.path));
   const SafetensorsFile header = SafetensorsFile::read_header(reader, found.path);

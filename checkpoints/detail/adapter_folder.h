@@ -35,8 +35,6 @@ struct AdapterFolder {
   std::map<std::string, Tensor> beside;  // of modules_to_save, by their names in the model
 };
 
-std::string path_in(const std::string& folder, const char* file);
-
 // InvalidArgument and FileError as load_adapter has them.
 AdapterFolder read_adapter_folder(const std::string& folder);
 

@@ -220,18 +220,23 @@ std::string find_step(const std::string& root, int64_t step) {
                                     steps.empty() ? ", nor any other" : ", but of these steps: ", steps));
 }
 
-std::string list_steps(const std::string& root) {
-  std::string finite, others;
+std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(const std::string& root) {
+  std::vector<std::pair<CheckpointInfo, CheckpointManifest>> finite, others;
   for (const CheckpointInfo& each : list_checkpoints(root)) {
     try {
-      const CheckpointManifest manifest = verify_checkpoint(each);
-      std::string& steps = manifest.is_finite ? finite : others;
-      steps += concatenate(each.step, ' ');
+      CheckpointManifest manifest = verify_checkpoint(each);
+      (manifest.is_finite ? finite : others).emplace_back(each, std::move(manifest));
     } catch (const FileError& error) {
       std::fprintf(stderr, "pacer: %s\n", passed_over(each, error).c_str());
     }
   }
   return finite.empty() ? others : finite;
+}
+
+std::string list_steps(const std::string& root) {
+  std::string steps;
+  for (const auto& item : verified_checkpoints(root)) steps += concatenate(item.first.step, ' ');
+  return steps;
 }
 
 TrainingState read_state(const SessionParts& parts, const std::string& folder) {

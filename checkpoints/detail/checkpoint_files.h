@@ -53,6 +53,10 @@ std::string find_newest(const std::string& root);
 // verify.
 std::string find_step(const std::string& root, int64_t step);
 
+// The checkpoints that verify, newest first, with their manifests; of those whose parameters are finite, if any
+// are. Says on stderr what it passed over.
+std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(const std::string& root);
+
 // The steps of Checkpoints::saved_steps as numbers with spaces between them. Says on stderr what it passed
 // over.
 std::string list_steps(const std::string& root);

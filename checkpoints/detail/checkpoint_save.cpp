@@ -94,7 +94,7 @@ void CheckpointSave::complete() noexcept {
   }
   try {
     try {
-      not_removed_ = remove_old_checkpoints(job_.root, job_.keep, posix_file_system(), job_.step);
+      not_removed_ = remove_old_checkpoints(job_.root, job_.keep, posix_file_system(), job_.step, job_.stays);
     } catch (const FileError& error) {
       not_removed_.push_back({-1, error.what()});  // the root cannot be listed; the checkpoint is good
     }

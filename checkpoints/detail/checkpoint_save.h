@@ -10,6 +10,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,6 +34,7 @@ struct SaveJob {
   std::chrono::milliseconds timeout{0};  // how long rank 0 waits for the others
   std::string root;
   int64_t keep = 1;                                        // checkpoints that stay
+  std::optional<int64_t> stays;                            // the step of one more, if any
   std::vector<std::pair<std::string, std::string>> texts;  // names of files and what this rank writes to them
   std::function<bool(const std::string&)> must_be_finite;  // of tensors in the model's files; may be empty
 };

@@ -176,7 +176,11 @@ void check_session(NamedTensors own, NamedTensors saved) {
     side->erase(kCudaRandom);
     side->erase(kMicroBatches);
     side->erase(kAdapters);  // older checkpoints have neither
-    side->erase(kNextFactor);
+    // One for the hook, and one for each group with a schedule of its own, which the LearningRate compares itself.
+    for (auto item = side->lower_bound(kNextFactor);
+         item != side->end() && item->first.rfind(kNextFactor, 0) == 0;) {
+      item = side->erase(item);
+    }
   }
   const std::string* missing = first_only_in(own, saved);
   require(!missing, "the checkpoint has no \"", missing ? *missing : "", "\" of the Session", kAdvice);

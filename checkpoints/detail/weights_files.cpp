@@ -18,6 +18,8 @@
 namespace pacer::detail {
 namespace {
 
+constexpr int64_t kLargestConfig = 1 << 20;  // bytes
+
 bool is_folder(const std::string& path) {
   FileSystem& files = posix_file_system();
   const int folder = files.open_folder(path);
@@ -91,6 +93,14 @@ void check_index(const WeightsFiles& files, const std::vector<SafetensorsFile>& 
 }
 
 }  // namespace
+
+std::string read_config_file(const std::string& path) {
+  FileReader reader(posix_file_system(), without_links(path));
+  require<FileError>(reader.size() <= kLargestConfig, path, " has ", reader.size(), " bytes; the limit is ",
+                     kLargestConfig);
+  const std::vector<char> text = reader.read();
+  return {text.begin(), text.end()};
+}
 
 std::string without_links(const std::string& path) {
   const std::unique_ptr<char, void (*)(void*)> real(::realpath(path.c_str(), nullptr), std::free);

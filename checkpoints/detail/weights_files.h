@@ -34,6 +34,9 @@ std::vector<SafetensorsFile> read_headers(const WeightsFiles& files);
 // The tensors that `place_of` wants. Files of a checkpoint are compared with their checksums.
 NamedTensors read_values(const WeightsFiles& files, const TensorPlace& place_of);
 
+// The text of a small file such as config.json, through links. FileError, also for one of more than a megabyte.
+std::string read_config_file(const std::string& path);
+
 // The path with all links in it followed, as other programs read it; as it is where there is nothing.
 std::string without_links(const std::string& path);
 

@@ -55,10 +55,12 @@ const std::vector<Part> kSchedules = {
     {"warmup_inverse_sqrt", "", "warm-up, then one over the root of the steps"},
     {"warmup_stable_decay", "", "warm-up, the peak, then a decay in the last steps"},
     {"warmup_cosine_restarts", "", "warm-up, then half a cosine again and again"},
-    {"one_cycle", "", "up and down by cosine or line, as torch's OneCycleLR"}};
+    {"one_cycle", "", "up and down by cosine or line, as torch's OneCycleLR"},
+    {"custom_schedule", "", "a function of yours of the steps"},
+    {"custom_schedule_by_tokens", "", "the same of the tokens"}};
 
 std::string lines(const std::string& title, const std::vector<Part>& parts) {
-  constexpr size_t kNameColumns = 24, kSlotColumns = 12;
+  constexpr size_t kNameColumns = 27, kSlotColumns = 12;
   std::string text = title + ":\n";
   const auto padded = [](std::string word, size_t columns) {
     return word.append(columns - word.size(), ' ');

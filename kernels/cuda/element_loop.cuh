@@ -10,6 +10,7 @@
 #include <pacer/kernels/adam.h>
 #include <pacer/kernels/math/adam_storage.h>
 #include <pacer/kernels/cuda/packet.cuh>
+#include <pacer/kernels/cuda/visible_rows.cuh>
 
 namespace pacer::kernels {
 
@@ -74,9 +75,12 @@ struct ElementPacket {
     step(scalars, random16);
   }
 
-  __device__ __forceinline__ void step(const AdamScalars<Real>& scalars, const uint32_t (&random16)[N]) {
+  // Those elements whose bits are set in `which`.
+  __device__ __forceinline__ void step(const AdamScalars<Real>& scalars, const uint32_t (&random16)[N],
+                                       uint32_t which = ~0u) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
+      if (!(which >> k & 1)) continue;
       StoredElement<kStorage> e{gradient[k],   parameter[k],      exp_avg[k],
                                 exp_avg_sq[k], max_exp_avg_sq[k], extra[k]};
       step_stored<Rule, kStorage>(e, scalars, random16[k]);
@@ -168,14 +172,65 @@ __global__ void __launch_bounds__(ElementPolicy<kStorage>::kThreads,
   }
 }
 
-// What adam_cuda does, with another rule. `what` names it where the launch is refused.
-template <class Rule>
+// The same for rows that are visible. A packet without such a row is neither read nor written; of others the elements
+// of other rows are written as they were. A block looks at the rows of several tiles first, because most tiles have
+// little to do, and then shares the packets that are left among its threads.
+template <class Rule, AdamStorage kStorage>
+__global__ void __launch_bounds__(ElementPolicy<kStorage>::kThreads)
+    visible_rows_kernel(const AdamTiles table, const RowMask* __restrict__ masks,
+                        const AdamTensor* __restrict__ tensors, const AdamGradient* __restrict__ gradients,
+                        const StepScalars* group_scalars) {
+  constexpr int kMine = kPacket<kStorage>;
+  using Full = ElementPacket<Rule, kStorage, kMine>;
+  using Single = ElementPacket<Rule, kStorage, 1>;
+  __shared__ VisiblePackets<ElementPolicy<kStorage>::kThreads, kMine> packets;
+  packets.find(table, masks, gradients);
+
+  wait_for_previous_kernel();  // by every thread, as in element_kernel
+  for (int i = threadIdx.x; i < packets.last(); i += ElementPolicy<kStorage>::kThreads) {
+    const auto [tile, begin, count, which] = packets.at(packets.number(i));
+    if (which == 0) continue;
+    const AdamTensor tensor = tensors[tile.tensor];
+    const AdamGradient gradient = gradients[tile.tensor];
+    const int64_t first = tile.offset + begin;
+    const auto& scalars = group_scalars[gradient.scalars].template as<AdamScalars<typename Full::Real>>();
+    if (scalars.skip) continue;
+    if (count == kMine && Full::is_aligned(tensor, gradient.gradient)) {
+      Full packet;
+      packet.load(tensor, gradient.gradient, first);
+      uint32_t random16[kMine] = {};
+      draw_random16<kStorage, kMine>(scalars, tensor.first_element + first, random16);
+      packet.step(scalars, random16, which);
+      packet.store(tensor, first);
+      continue;
+    }
+#pragma unroll 1
+    for (int k = 0; k < count; ++k) {
+      if (!(which >> k & 1)) continue;
+      Single single;
+      single.load(tensor, gradient.gradient, first + k);
+      single.step(scalars, tensor.first_element + first + k);
+      single.store(tensor, first + k);
+    }
+  }
+}
+
+// What adam_cuda does, with another rule. `what` names it where the launch is refused. `kHasRows`: AdamLaunch::rows may
+// be there.
+template <class Rule, bool kHasRows = true>
 void elements_cuda(const char* what, AdamLaunch choice, const AdamTiles& tiles, const AdamTensor* tensors,
                    const AdamGradient* gradients, const StepScalars* scalars, cudaStream_t stream) {
   with_storage(choice.storage, [&](auto storage) {
     constexpr int kThreads = ElementPolicy<storage()>::kThreads;
     const unsigned blocks = blocks_for<kThreads>(tiles);
     if (blocks == 0) return;
+    if constexpr (kHasRows) {
+      if (choice.rows != nullptr) {
+        return launch_overlapped(what, choice.follows_prologue, visible_rows_kernel<Rule, storage()>,
+                                 blocks_for_rows(tiles), kThreads, stream, tiles, choice.rows, tensors,
+                                 gradients, scalars);
+      }
+    }
     launch_overlapped(what, choice.follows_prologue, element_kernel<Rule, storage()>, blocks, kThreads,
                       stream, tiles, tensors, gradients, scalars);
   });

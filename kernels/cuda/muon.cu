@@ -126,12 +126,14 @@ void muon_momentum_cuda(MuonLaunch launch, const AdamTiles& tiles, const AdamTen
 
 void muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                       const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
-  elements_cuda<MuonUpdate<false>>("the Muon update", launch, tiles, tensors, gradients, scalars, stream);
+  elements_cuda<MuonUpdate<false>, /*kHasRows=*/false>("the Muon update", launch, tiles, tensors, gradients,
+                                                       scalars, stream);
 }
 
 void cautious_muon_update_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                                const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
-  elements_cuda<MuonUpdate<true>>("the Muon update", launch, tiles, tensors, gradients, scalars, stream);
+  elements_cuda<MuonUpdate<true>, /*kHasRows=*/false>("the Muon update", launch, tiles, tensors, gradients,
+                                                      scalars, stream);
 }
 
 }  // namespace pacer::kernels

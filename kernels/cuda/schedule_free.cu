@@ -7,8 +7,8 @@ namespace pacer::kernels {
 
 void schedule_free_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tensors,
                         const AdamGradient* gradients, const StepScalars* scalars, Stream stream) {
-  elements_cuda<ScheduleFreeRule>("the Schedule-Free AdamW update", launch, tiles, tensors, gradients,
-                                  scalars, stream);
+  elements_cuda<ScheduleFreeRule, /*kHasRows=*/false>("the Schedule-Free AdamW update", launch, tiles,
+                                                      tensors, gradients, scalars, stream);
 }
 
 }  // namespace pacer::kernels

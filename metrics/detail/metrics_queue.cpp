@@ -23,7 +23,9 @@ constexpr const char* kMetricsOwnNames[] = {"step",
                                             "loss_scale",
                                             "skipped_steps",
                                             "seconds_per_step",
-                                            "tokens_per_second"};
+                                            "tokens_per_second",
+                                            "operations_per_second",
+                                            "utilization"};
 
 void require_not_taken(const std::string& name, bool is_taken) {
   require(!is_taken, "a hook or Session::record reports the number ", json_quote(name),
@@ -114,6 +116,10 @@ MetricsRecord MetricsQueue::Pending::completed() {
   if (speed) {
     values.emplace_back("seconds_per_step", speed->seconds_per_step);
     values.emplace_back("tokens_per_second", speed->tokens_per_second);
+    if (speed->operations_per_second) {
+      values.emplace_back("operations_per_second", *speed->operations_per_second);
+    }
+    if (speed->utilization) values.emplace_back("utilization", *speed->utilization);
   }
   return std::move(record);
 }

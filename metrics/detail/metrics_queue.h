@@ -33,6 +33,7 @@ class MetricsQueue {
   // `speed`: nothing where the record has none.
   struct Speed {
     double seconds_per_step = 0, tokens_per_second = 0;
+    std::optional<double> operations_per_second, utilization;
   };
   void push(const StepReport& report, std::optional<Speed> speed);
 

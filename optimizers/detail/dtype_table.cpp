@@ -57,6 +57,7 @@ void DtypeTable::send(bool with_units) {
   gradients_.send(device_);
   if (!is_paged_) {
     tensors_.send(device_);
+    if (has_rows_) rows_.send(device_);
     tiles_.buffer.send(device_);
   }
   if (with_units) units_.send(device_);
@@ -97,12 +98,16 @@ void DtypeTable::step(const kernels::StepScalars* scalars, bool follows_prologue
   if (device_.is_cuda()) {
     kernels::AdamLaunch launch = launch_;
     launch.follows_prologue = follows_prologue;
+    launch.rows = has_rows_ ? rows_.pointer() : nullptr;
     const auto run = launch.loops != nullptr ? launch.loops->cuda : kernels::adam_cuda;
     return run(launch, tiles_.view(), tensors_.pointer(), gradients, scalars, current_stream(device_));
   }
   const auto run = launch_.loops != nullptr ? launch_.loops->cpu : kernels::adam_cpu;
   for_each_tile(units_.host(), [&](int64_t i) {
-    run(launch_, units_.host()[static_cast<size_t>(i)], tensors_.host().data(), gradients, scalars);
+    const Tile& unit = units_.host()[static_cast<size_t>(i)];
+    for_visible_parts(
+        unit, has_rows_ ? rows_.host()[unit.tensor] : kernels::RowMask(),
+        [&](const Tile& part) { run(launch_, part, tensors_.host().data(), gradients, scalars); });
   });
 }
 

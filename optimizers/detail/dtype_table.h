@@ -54,6 +54,19 @@ class DtypeTable {
     gradients_.set(position, {gradient, step_group});
   }
 
+  // Steps change these rows of the tensor alone; clear_rows: all rows of all tensors again. Not where the state is paged,
+  // and for the rules that VisibleRows lets through.
+  void set_rows(size_t position, kernels::RowMask rows) {
+    rows_.host().resize(counts_.size());
+    rows_.set(position, rows);
+    has_rows_ = true;
+  }
+  void clear_rows() {
+    for (size_t i = 0; i < rows_.host().size(); ++i) rows_.set(i, {});
+    has_rows_ = false;
+  }
+  bool has_rows() const { return has_rows_; }
+
   // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }
   void sum_of_squares(double* partials) { sum_of_squares(partials, 0, counts_.size()); }
@@ -91,6 +104,8 @@ class DtypeTable {
   int64_t longest_unit_ = 0;          // in elements
   DeviceBuffer<kernels::AdamTensor> tensors_;
   DeviceBuffer<kernels::AdamGradient> gradients_;
+  DeviceBuffer<kernels::RowMask> rows_;  // empty, or by tensor
+  bool has_rows_ = false;
   TilesBySize tiles_;
   DeviceBuffer<Tile> units_;
   std::optional<LambKernels> lamb_;

@@ -18,6 +18,16 @@ std::vector<at::Tensor> trained_parameters(const ParamGroups& groups) {
   return trained;
 }
 
+bool are_trained(const std::vector<at::Tensor>& list, const ParamGroups& groups) {
+  auto item = list.begin();
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad() && (item == list.end() || !(item++)->is_same(parameter))) return false;
+    }
+  }
+  return item == list.end();
+}
+
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });

@@ -1,7 +1,7 @@
 // The parameters that an optimizer lists: what ranks compare of them, and whether they are still the same.
 //
 // That they are the same is asked for different reasons, and so of different things. Whoever adds up gradients
-// asks it of the trained ones (same_tensors). Of the whole list GradientWatch asks whether the tensors are the
+// asks it of the trained ones (are_trained, same_tensors). Of the whole list GradientWatch asks whether the tensors are the
 // same, ParameterWatch also who needs a gradient, and StepAgreement also for groups, dtypes and layouts
 // (is_list). The engine asks whether tensors, states and gradients are where its plan has them (step_walk.cpp).
 #pragma once
@@ -20,6 +20,8 @@ namespace pacer::detail {
 // Those that need a gradient, in order.
 std::vector<at::Tensor> trained_parameters(const ParamGroups& groups);
 bool same_tensors(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b);
+// The same of the list and trained_parameters(groups), which is asked around each pass and makes no list.
+bool are_trained(const std::vector<at::Tensor>& list, const ParamGroups& groups);
 
 // Returns whether the groups have as many parameters as the list, and is_same(item, parameter, group) says yes
 // for each.

@@ -7,6 +7,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <pacer/optimizers/detail/optimizer_traits.h>
+#include <pacer/optimizers/detail/row_room.h>
 
 namespace pacer::detail {
 
@@ -16,5 +17,11 @@ namespace pacer::detail {
 std::unique_ptr<torch::optim::OptimizerParamState> state_of_rows(
     const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state, const at::Tensor& before,
     const at::Tensor& after, const at::Tensor& rows);
+
+// What `state` has, and behind it the state of rows that begin anew with the values `more`. Moments in 8 bits become
+// numbers, as above.
+std::unique_ptr<torch::optim::OptimizerParamState> state_with_more_rows(
+    const OptimizerTraits& traits, const torch::optim::OptimizerParamState& state, const at::Tensor& more,
+    RowRoom& room);
 
 }  // namespace pacer::detail

@@ -14,8 +14,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <pacer/optimizers/detail/row_room.h>
 #include <pacer/optimizers/detail/step_early_look.h>
 #include <pacer/optimizers/detail/step_plan.h>
+#include <pacer/optimizers/detail/visible_rows.h>
 
 namespace pacer::detail {
 
@@ -42,6 +44,12 @@ class StepEngine {
     forget_plan();
   }
   bool is_paged() const { return plan_.is_paged(); }
+  // See FusedOptimizer::set_visible_rows.
+  void set_visible_rows(const at::Tensor& parameter, const at::Tensor& visible) {
+    visible_rows_.set(parameter, visible);
+  }
+  // Where parameters and their state have grown.
+  RowRoom& row_room() { return row_room_; }
   // See FusedOptimizer::sync_state and FusedOptimizer::resident_state_bytes.
   void sync_state() {
     if (plan_.pager) plan_.pager->bring_home();
@@ -117,6 +125,8 @@ class StepEngine {
 
   StepPlan plan_;
   EarlyLook early_look_;
+  VisibleRows visible_rows_;
+  RowRoom row_room_;
   DeviceBuffer<kernels::StepScalars> ahead_;  // the scalars of the step to come, by step group
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
   std::shared_ptr<GradientGuard> guard_;      // of this step

@@ -33,6 +33,26 @@ void for_each_tile(const std::vector<Tile>& tiles, const Work& work) {
   for_each_tile(tiles, 0, static_cast<int64_t>(tiles.size()), work);
 }
 
+// Calls work(part) for what of the tile lies in visible rows, in as few parts as there can be.
+template <class Work>
+void for_visible_parts(const Tile& tile, const kernels::RowMask& rows, const Work& work) {
+  if (rows.visible == nullptr) return work(tile);
+  const int64_t end = tile.offset + tile.count;
+  for (int64_t begin = tile.offset; begin < end;) {
+    int64_t row = begin / rows.width;
+    if (!rows.visible[row]) {
+      begin = (row + 1) * rows.width;
+      continue;
+    }
+    while ((row + 1) * rows.width < end && rows.visible[row + 1]) ++row;
+    Tile part = tile;
+    part.offset = begin;
+    part.count = std::min(end, (row + 1) * rows.width) - begin;
+    work(part);
+    begin += part.count;
+  }
+}
+
 // Tiles for a GPU: large ones, which get a block of threads each, come before small ones, which get a warp.
 struct TilesBySize {
   DeviceBuffer<Tile> buffer;

@@ -58,6 +58,8 @@ class _FusedOptimizer(Optimizer):
     _known: ClassVar[frozenset[str]] = _STATE  # what the state of a parameter may have
     _is_decoupled: ClassVar[Optional[bool]] = None  # of Adam's family: how weight decay enters
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
+    _max_norm: float = 0.0  # of clip_gradient_norm; no state, but copies have it
+    _visible: dict[torch.Tensor, torch.Tensor]  # of set_visible_rows; as above
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -67,6 +69,7 @@ class _FusedOptimizer(Optimizer):
     def __init__(self, params: Params, lr: Union[float, torch.Tensor] = 1e-3, **options: Any) -> None:
         self._refuse_unknown(options)
         self._handle: Any = None
+        self._visible = {}
         defaults = {"lr": lr, **self._options, **options}
         self._make_handle(defaults)
         super().__init__(params, defaults)
@@ -166,6 +169,62 @@ class _FusedOptimizer(Optimizer):
         """Returns how many steps changed nothing because of `finite_check`. Waits for a GPU."""
         return int(self._handle.skipped_steps())
 
+    def clip_gradient_norm(self, max_norm: float) -> None:
+        """From the next step on scales gradients so that the norm of all of them is at most `max_norm`, inside the update
+        and without waiting for a GPU, in the place of `torch.nn.utils.clip_grad_norm_`. 0: no more. Not for 1-bit optimizers."""
+        self._call(self._handle.clip_gradient_norm, float(max_norm))
+        self._max_norm = float(max_norm)
+
+    def gradient_norm(self) -> float:
+        """Returns the norm of the last step's gradients before they were clipped. Waits for a GPU."""
+        return float(self._call(self._handle.gradient_norm))
+
+    # ---- parameters that grow, and rows of them ----
+
+    def replace(self, parameters: Iterable[tuple[torch.Tensor, torch.Tensor]], rows: torch.Tensor) -> None:
+        """Puts each second tensor in the place of its first in the group, with its name and state: row i has the state of the
+        old row `rows[i]`, or where that is -1 begins anew. `rows`: int64, one number for each row of the new tensors, whose
+        values, and those in the model, are yours. All of it or, with a ValueError, nothing. Waits for a GPU."""
+        pairs = [tuple(pair) for pair in parameters]
+        self._send_changes()
+        self._call(self._handle.replace, [before for before, _ in pairs], [after for _, after in pairs], rows)
+        self._put_in_place(pairs)
+
+    def append_rows(self, parameters: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.nn.Parameter]:
+        """Puts the rows of each second tensor behind those of its first, which keeps its name and state; new rows begin anew.
+        Returns what takes the parameters' places, for the model. Memory is that of before while there is room, and where there
+        is none, new memory has room for as many rows again. All of it or, with a ValueError, nothing. Never waits for a GPU."""
+        pairs = [tuple(pair) for pair in parameters]
+        self._send_changes()
+        grown = self._call(self._handle.append_rows, [before for before, _ in pairs], [more for _, more in pairs])
+        for parameter in grown:
+            parameter._is_param = True  # modules take it as a Parameter
+        self._put_in_place([(before, after) for (before, _), after in zip(pairs, grown)])
+        return list(grown)
+
+    def _put_in_place(self, pairs: list[tuple[torch.Tensor, ...]]) -> None:
+        place = {id(before): after for before, after in pairs}
+        for group, params in zip(self.param_groups, self._params):
+            params[:] = [place.get(id(parameter), parameter) for parameter in params]
+            group["params"] = list(params)
+        for before, _ in pairs:
+            self.__dict__["state"].pop(before, None)
+            self._visible.pop(before, None)
+        self._is_stale = True
+
+    def set_visible_rows(self, parameters: Iterable[torch.Tensor], visible: Optional[torch.Tensor]) -> None:
+        """Until the next call, steps change only those rows of these parameters whose number in `visible` is true, at the cost
+        of those. `visible`: bool, one number for each row, on the parameters' device; it is held and not copied, and may be
+        written to before each step. None: all rows again. Norms of gradients are of all rows."""
+        chosen = list(parameters)
+        self._send_changes()
+        self._call(self._handle.set_visible_rows, chosen, visible)
+        for parameter in chosen:
+            if visible is None:
+                self._visible.pop(parameter, None)
+            else:
+                self._visible[parameter] = visible
+
     # ---- state ----
 
     @property
@@ -241,9 +300,13 @@ class _FusedOptimizer(Optimizer):
         # torch refuses where one side has more groups
         return {**state_dict, "param_groups": groups + list(state_dict["param_groups"][len(groups) :])}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_max_norm": self._max_norm, "_visible": self._visible}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Puts in force what load_state_dict, copy.deepcopy or pickle brings, in a new optimizer of C++."""
         super().__setstate__(state)
+        self.__dict__.setdefault("_visible", {})
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
             options_of.refuse_torchs(self._kind, self._options, group)
@@ -254,6 +317,10 @@ class _FusedOptimizer(Optimizer):
         self._make_handle(self.defaults)
         for group in self.param_groups:
             self._hand_over(group)
+        if self._max_norm:
+            self._handle.clip_gradient_norm(self._max_norm)
+        for parameter, visible in self._visible.items():
+            self._handle.set_visible_rows([parameter], visible)
         self._put_state()
 
     def _put_state(self) -> None:

@@ -76,6 +76,10 @@ const char* rate_schedule_name(Decay decay) {
       return "one_cycle";
     case Decay::one_cycle_linear:
       return "a linear one_cycle";
+    case Decay::custom:
+      return "custom_schedule";
+    case Decay::custom_by_tokens:
+      return "custom_schedule_by_tokens";
   }
   throw InvalidArgument("a learning-rate schedule was given a decay that does not exist");
 }
@@ -90,6 +94,10 @@ bool is_one_cycle(Decay decay) { return decay == Decay::one_cycle || decay == De
 void check_rate_schedule_options(Decay decay, const LearningRateScheduleOptions& options) {
   const char* name = rate_schedule_name(decay);
   const auto& o = options;
+  require(decay != Decay::custom && decay != Decay::custom_by_tokens,
+          "a decay that is a function of yours is made by custom_schedule or custom_schedule_by_tokens; give "
+          "it to "
+          "one of these");
   require(o.warmup_steps() >= 0, name, ": the number of warm-up steps must not be negative, but is ",
           o.warmup_steps());
   const WarmUp warm_up = o.warm_up().value_or(WarmUp::linear);

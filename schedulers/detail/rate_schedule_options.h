@@ -16,7 +16,8 @@ bool has_an_end(Decay decay);
 // Whether it is one_cycle, of either anneal.
 bool is_one_cycle(Decay decay);
 
-// Throws InvalidArgument for options that are out of range, missing, or of no use to this decay.
+// Throws InvalidArgument for options that are out of range, missing, or of no use to this decay, and for one that is a
+// function of the user's.
 void check_rate_schedule_options(Decay decay, const LearningRateScheduleOptions& options);
 
 }  // namespace pacer::detail

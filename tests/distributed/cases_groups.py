@@ -1,12 +1,10 @@
 """Groups and lanes over Gloo: random programs, messages that cross, and killed ranks."""
-import os
 import random
 import time
 
-from ranks import Ranks, expect
+from ranks import LONG, Ranks, expect, in_time
 from run_ranks import case
 
-LONG = os.environ.get("PACER_TEST_LONG") == "1"
 LONG_PATIENCE = 550 if LONG else 60
 
 
@@ -39,7 +37,7 @@ def kill_in_programs(worker, world_size, runs, grace=8, **arguments):
                 # Who had nothing left to do with it may have come to the end.
                 expect(rank.said(f"error: .*rank {culprit}\\b") or rank.said("played 2"), f"run {run}: {rank.story()}")
             took = time.monotonic() - start
-            expect(took < grace, f"run {run}: the others needed {took:.1f} s")
+            expect(took < in_time(grace), f"run {run}: the others needed {took:.1f} s")
 
 
 @case

@@ -1,15 +1,13 @@
 """The same over NCCL, one GPU a rank: training beside one process, resumption, and F2, killed and stopped ranks."""
-import os
 import tempfile
 
 import cases_faults
 import cases_groups
 from cases_training import go_on, part, play
-from ranks import Ranks, gpus
+from ranks import LONG, Ranks, gpus
 from run_ranks import case
 from soak import soak
 
-LONG = os.environ.get("PACER_TEST_LONG") == "1"
 
 
 def worlds():

@@ -9,17 +9,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from ranks import Ranks, expect
+from ranks import LONG, Ranks, expect, in_time
 from run_ranks import case
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/07_slow_network"))
 from network import Network, Unavailable, congestion_here  # noqa: E402
 
-LONG = os.environ.get("PACER_TEST_LONG") == "1"
 HOSTS = 3
 DEADLINE = 4.0  # seconds, of each operation
 PORT = 29571  # free, because the hosts are new
-LOAD = 6.0  # seconds that a machine with more processes than cores may take more
+LOAD = in_time(6.0)  # seconds that a machine with more processes than cores may take more
 
 
 def in_a_network(scene):

@@ -7,7 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from ranks import PATIENCE, Ranks, expect, free_port, is_loopback, own_address, run_in_own_network, run_with_hosts
+from ranks import (PATIENCE, Ranks, expect, free_port, in_time, is_loopback, own_address, run_in_own_network,
+                   run_with_hosts)
 from run_ranks import case
 
 FILE = {"file": "{folder}/meeting"}
@@ -92,7 +93,7 @@ def missing(worker):
             took = time.monotonic() - start
             for rank in ranks:
                 expect(rank.said("error: only 2 of 3 ranks came to .* within 2000 ms, without rank 2;"), rank.story())
-            expect(1.5 < took < 10, f"took {took:.1f} s")
+            expect(1.5 < took < in_time(10), f"took {took:.1f} s")
             expect(not os.listdir(ranks.folder), f"left behind: {os.listdir(ranks.folder)}")
     for place in places()[1:]:
         with Ranks(worker, "meet", 3, only=(1, 2), timeout=2000, **place) as ranks:
@@ -118,7 +119,7 @@ def killed(worker):
             start = time.monotonic()
             ranks[0].end(3)
             took = time.monotonic() - start
-            expect(took < 5, f"took {took:.1f} s")
+            expect(took < in_time(5), f"took {took:.1f} s")
             expect(ranks[0].said("error: rank 1 .process \\d+. has ended while the ranks met"), ranks[0].story())
 
 

@@ -1,13 +1,14 @@
 """Training on processes, beside one process that does the same."""
 import os
+import random
 import re
 import signal
 import tempfile
+import time
 
-from ranks import Ranks, expect
+from ranks import LONG, Ranks, expect
 from run_ranks import case
 
-LONG = os.environ.get("PACER_TEST_LONG") == "1"
 
 
 def play(worker, scenario, world_size, **arguments):
@@ -67,6 +68,47 @@ def compressed_by_hand(worker):
 def resume(worker):
     """Four ranks, two nodes of two where nodes matter, to the bit."""
     play(worker, "train_resume", 4, folder="{folder}", ranks_per_node=2)
+
+
+def rounds_of(ranks):
+    """What each rank said of each round, as {(rank, round): hash}."""
+    return {(rank.number, int(found[1])): found[2] for rank in ranks for found in rank.said(r"^round (\d+) (\S+)$")}
+
+
+@case
+def gan_killed(worker):
+    """A GAN in two Sessions on two ranks, which are killed at random places until it is done: both networks go on from one
+    moment, and every round has the bits of an unbroken run."""
+    setting = {"world_size": 2, "timeout": 60000, "rounds": 200 if LONG else 60}
+    with tempfile.TemporaryDirectory() as folder, Ranks(worker, "train_gan", folder=folder, **setting) as ranks:
+        ranks.end()
+        wanted = rounds_of(ranks)
+    kills = repeated = last = 0
+    random.seed(7)
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            with Ranks(worker, "train_gan", folder=folder, **setting) as ranks:
+                start = int(ranks[0].wait_for(r"^resumed (\d+)$")[1])
+                # A save, of every second round or more, begins once the one before it is complete.
+                expect(last - 3 <= start <= last + 1, f"a run that was killed after round {last} went on from round {start}")
+                if start + 12 < setting["rounds"]:
+                    ranks[0].wait_for(f"^round {start + random.randint(1, 12)} ")
+                    time.sleep(random.choice((0, random.uniform(0, 0.02))))
+                    for rank in ranks:
+                        rank.kill()
+                    kills += 1
+                for rank in ranks:
+                    rank.end(status=None)
+                found = rounds_of(ranks)
+                ended = all(rank.said("^ended$") for rank in ranks)
+            for key, value in found.items():
+                expect(value == wanted[key], f"after {kills} kills, rank {key[0]} is another in round {key[1]}")
+            repeated += sum(key[1] <= last for key in found)
+            last = max([last, *(number for _, number in found)])
+            if ended:
+                break
+    expect(kills >= 3 and repeated > 0, f"{kills} kills, {repeated} rounds done twice: that shows nothing")
+    print(f"  {kills} kills, {repeated} rounds of a rank done twice")
 
 
 @case

@@ -69,7 +69,7 @@ def suffer(program, folder, expected, kills):
         done += 1
     if done != kills:
         sys.exit(f"only {done} of {kills} kills hit the run before its end")
-    stray = [path.name for path in Path(folder).iterdir() if path.name.startswith(".")]
+    stray = [path.name for path in Path(folder).rglob(".*") if path.name.startswith(".")]
     if stray:
         sys.exit(f"left behind: {stray}")
     return repeated

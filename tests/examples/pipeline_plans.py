@@ -3,6 +3,7 @@
 
 pipeline_plans.py PROGRAM PAGE
 """
+import os
 import re
 import subprocess
 import sys
@@ -30,11 +31,11 @@ def check_page(program, page):
 
 
 def check_table(program, page):
-    """The table of simulated shares: ranks, micro-batches, then one cell a schedule."""
+    """The table of simulated shares: ranks, micro-batches, then one cell a schedule. A third of it; with PACER_TEST_LONG=1 all."""
     rows = re.findall(r"^\| (\d+) \| (\d+) \|(.*)\|$", page, re.M)
     if len(rows) < 5:
         yield f"the page's table of idle shares has {len(rows)} rows"
-    for stages, micro_batches, cells in rows:
+    for stages, micro_batches, cells in rows if os.environ.get("PACER_TEST_LONG") else rows[::3]:
         for schedule, cell in zip(ORDER, cells.split("|")):
             done = ask(program, "--schedule", schedule, "--stages", stages, "--micro-batches", micro_batches)
             share, alive = re.search(r"^rank 0 +([\d.]+ %) +([\d.]+)$", done.stdout, re.M).groups()

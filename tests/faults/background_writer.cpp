@@ -91,8 +91,10 @@ TEST_CASE("training learns at the next save of a call that failed beside it, for
   static const bool all = std::getenv("PACER_TEST_LONG") != nullptr;
   for (const Fault& fault : kFaults) {
     int64_t nth = 1;
-    for (const int64_t step = all || fault.call.error == EIO ? 1 : 5; try_background_save(nth, fault);
-         nth += step) {
+    for (const int64_t step = all                       ? 1
+                              : fault.call.error == EIO ? 3
+                                                        : 9;
+         try_background_save(nth, fault); nth += step) {
     }
     CHECK(nth > 30);
   }

@@ -168,7 +168,7 @@ WorstErrors worst_errors(int64_t cases, uint64_t seed) {
   return worst;
 }
 
-int64_t number_of_cases() { return wants_long_tests() ? 2000000 : 60000; }
+int64_t number_of_cases() { return wants_long_tests() ? 2000000 : 30000; }
 
 }  // namespace
 

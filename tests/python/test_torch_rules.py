@@ -56,6 +56,40 @@ class Rule:
                 train(back, b, range(4, 7))
                 self.near(a, b)
 
+    def test_clipping_is_clip_grad_norm_s_and_stays_through_copies_and_loads(self):
+        a, b = parameters(), parameters()
+        mine, theirs = self.mine(a, lr=0.1), self.theirs(b, lr=0.1)
+        mine.clip_gradient_norm(0.5)
+
+        def step(optimizer, params, seed, max_norm=None):
+            torch.manual_seed(seed)
+            for p in params:
+                p.grad = torch.randn(p.shape)
+            norm = torch.nn.utils.clip_grad_norm_(params, max_norm) if max_norm else None
+            optimizer.step()
+            return norm
+
+        for seed in range(3):
+            step(mine, a, seed)
+            norm = step(theirs, b, seed, 0.5)
+            self.assertAlmostEqual(mine.gradient_norm() / norm.item(), 1, places=5)
+        copied = copy.deepcopy(mine)
+        mine.load_state_dict(copy.deepcopy(mine.state_dict()))
+        step(mine, a, 7)
+        step(copied, copied.param_groups[0]["params"], 7)
+        step(theirs, b, 7, 0.5)
+        self.near(a, b)
+        self.near(copied.param_groups[0]["params"], b)
+        mine.clip_gradient_norm(0)
+        step(mine, a, 8)
+        step(theirs, b, 8)
+        self.near(a, b)
+        for wrong in (-1, float("nan")):
+            with self.assertRaisesRegex(ValueError, "needs a finite norm"):
+                mine.clip_gradient_norm(wrong)
+        with self.assertRaisesRegex(ValueError, "call that first"):
+            mine.gradient_norm()
+
     def test_a_state_dict_goes_on_to_the_bit_and_a_copy_too(self):
         for dtype in (torch.float32, torch.bfloat16):
             with self.subTest(dtype):

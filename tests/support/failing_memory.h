@@ -82,7 +82,7 @@ inline Attempt attempt(int64_t nth, Shortage shortage, const std::function<void(
 }
 
 // The next n: each with PACER_TEST_LONG=1, else each of the first ones and ever fewer of the others.
-inline int64_t next_allocation(int64_t nth) { return nth + (wants_long_tests() ? 1 : 1 + nth / 16); }
+inline int64_t next_allocation(int64_t nth) { return nth + (wants_long_tests() ? 1 : 1 + nth / 8); }
 
 // Each n that is chosen, both ways. `trial` returns whether there was an n-th allocation.
 inline void for_all_allocations(const std::function<bool(int64_t nth, Shortage shortage)>& trial) {

@@ -74,7 +74,7 @@ TEST_CASE(
     "[session][resume][ranks][onebit]") {
   using namespace elastic;
   const std::pair<int, int> changes[] = {{4, 2}, {2, 4}, {4, 3}, {1, 4}, {4, 1}};
-  Turns turns(4);
+  Turns turns(8);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     for (const auto& [before, after] : changes) {
       // Others than 1-bit optimizers have nothing of a rank's own, and take turns.

@@ -8,6 +8,7 @@
 #include "support/catch.h"
 #include "support/checkpoints/stored_checkpoints.h"
 #include "support/collectives/ranks.h"
+#include "support/samples.h"
 #include "support/session/small_run.h"
 #include "support/temporary_folder.h"
 
@@ -40,6 +41,7 @@ std::vector<std::string> on_all(Runs& runs, const std::function<void(SmallRun&, 
 
 TEST_CASE("R1: four ranks resume to the bit, from any step, with every optimizer",
           "[session][resume][ranks]") {
+  Turns turns(2);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     INFO(optimizer.name);
     const TemporaryFolder folder;
@@ -50,6 +52,7 @@ TEST_CASE("R1: four ranks resume to the bit, from any step, with every optimizer
       states.push_back(runs[3]->state());
     }
     for (const int stop : {1, 4}) {
+      if (!optimizer.has_ranks && !turns.is_next()) continue;
       const TemporaryFolder again;
       const std::string saved = list_checkpoints(folder.path())[static_cast<size_t>(6 - stop)].folder;
       const std::string name = saved.substr(saved.rfind('/'));

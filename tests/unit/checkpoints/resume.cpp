@@ -75,7 +75,7 @@ std::vector<Part> parts_to_try(const RegisteredOptimizer& optimizer) {
 }  // namespace
 
 TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", "[session][resume]") {
-  constexpr int kSteps = 12;
+  constexpr int kSteps = 8;
   const int apart = wants_long_tests() ? 1 : kSteps - 1;
   int first = 0;  // the next optimizer stops a step later, so that together they stop everywhere
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
@@ -123,7 +123,7 @@ bool may_be_missing(const std::string& name) {
 }
 
 TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded", "[session][resume]") {
-  Turns turns(4);
+  Turns turns(8);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
     SmallRun source(optimizer, hooks), target(optimizer, hooks);
@@ -151,7 +151,7 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
 }
 
 TEST_CASE("R3: a field that was altered is refused or shows in the run", "[session][resume]") {
-  Turns turns(6);
+  Turns turns(12);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     for (const bool with_hooks : {false, true}) {
       const auto hooks = with_hooks ? one_of_each_kind(optimizer) : std::vector<RegisteredHook>();
@@ -202,7 +202,7 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
 }
 
 TEST_CASE("a field of another dtype or shape is refused by name and nothing is loaded", "[session][resume]") {
-  Turns turns(4);
+  Turns turns(8);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
     SmallRun source(optimizer, hooks), target(optimizer, hooks);

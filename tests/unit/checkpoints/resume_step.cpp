@@ -1,4 +1,4 @@
-// Runs that go on from another checkpoint than the newest, and the Sessions of a GAN that go on together.
+// Runs that go on from another checkpoint than the newest.
 #include <optional>
 #include <utility>
 
@@ -6,11 +6,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include <pacer/files/checkpoint_folder.h>
-#include <pacer/session/resume_together.h>
 
 #include "support/catch.h"
 #include "support/checkpoints/stored_checkpoints.h"
-#include "support/collectives/ranks.h"
 #include "support/session/two_layers.h"
 #include "support/temporary_folder.h"
 
@@ -34,75 +32,6 @@ std::string folder_of(const std::string& root, int64_t step) {
 
 void damage(const std::string& folder) {
   REQUIRE(std::system(("printf x >> " + folder + "/model.safetensors").c_str()) == 0);
-}
-
-// A generator [N, 3] -> [N, 2] and a discriminator [N, 2] -> [N, 1], each with a Session; batches are functions
-// of the step and the rank.
-class Gan {
- public:
-  Gan(const std::string& folder, std::shared_ptr<Communicator> world, int64_t keep = 3)
-      : rank_(world->rank()),
-        of_generator_(generator_->named_parameters(), FusedAdamWOptions(0.01)),
-        of_discriminator_(discriminator_->named_parameters(), FusedAdamWOptions(0.02)),
-        discriminates(discriminator_, of_discriminator_, world),
-        generates(generator_, of_generator_, world) {
-    const CheckpointsOptions options = CheckpointsOptions("").every(1).keep(keep).synchronous(true);
-    discriminates.use(Checkpoints(CheckpointsOptions(options).folder(folder + "/discriminator")));
-    generates.use(Checkpoints(CheckpointsOptions(options).folder(folder + "/generator")));
-  }
-
-  std::optional<int64_t> resume() { return resume_together({&discriminates, &generates}); }
-
-  void step_discriminator() {
-    const int64_t number = 2 * discriminates.progress().step + rank_;
-    of_discriminator_.zero_grad();
-    auto [real, noise] = discriminates.begin(batch_of(number, 2), batch_of(number, 3));
-    const Tensor fake = generator_->forward(noise).detach();
-    discriminates.backward((discriminator_->forward(fake) - discriminator_->forward(real)).mean());
-    discriminates.step();
-  }
-  void step_generator() {
-    of_generator_.zero_grad();
-    auto [noise] = generates.begin(batch_of(2 * generates.progress().step + rank_, 3));
-    generates.backward(discriminator_->forward(generator_->forward(noise)).square().mean());
-    generates.step();
-  }
-  void step() {
-    step_discriminator();
-    step_generator();
-  }
-  void finish() {
-    discriminates.finish();
-    generates.finish();
-  }
-
-  std::vector<Tensor> weights() const {
-    std::vector<Tensor> all;
-    for (const auto& model : {generator_, discriminator_}) {
-      for (const Tensor& parameter : model->parameters()) all.push_back(parameter.detach().clone());
-    }
-    return all;
-  }
-
- private:
-  int rank_;
-  torch::nn::Sequential generator_ = two_layers(), discriminator_{torch::nn::Linear(2, 1)};
-  FusedAdamW of_generator_, of_discriminator_;
-
- public:
-  Session discriminates, generates;
-};
-
-std::vector<std::string> on_all(std::vector<std::unique_ptr<Gan>>& ranks, void (Gan::*f)()) {
-  return run_ranks(static_cast<int>(ranks.size()),
-                   [&](int rank) { (*ranks[static_cast<size_t>(rank)].*f)(); });
-}
-
-std::vector<std::unique_ptr<Gan>> gans_in(const std::string& folder, int world_size) {
-  std::vector<std::unique_ptr<Gan>> ranks;
-  const auto worlds = Communicator::in_process(world_size);
-  for (const auto& world : worlds) ranks.push_back(std::make_unique<Gan>(folder, world));
-  return ranks;
 }
 
 }  // namespace
@@ -182,59 +111,7 @@ TEST_CASE("a checkpoint in the folder of another step is neither named nor taken
   CHECK(first_difference(resumed->state(), *second) == "");
 }
 
-TEST_CASE("the Sessions of a GAN go on together, wherever the program died", "[session][resume][ranks]") {
-  constexpr int kSteps = 5;
-  for (const int world_size : {1, 2}) {
-    const TemporaryFolder of_whole;
-    auto whole = gans_in(of_whole.path(), world_size);
-    std::vector<std::vector<Tensor>> weights;
-    for (int step = 0; step < kSteps; ++step) {
-      REQUIRE(first_of(on_all(whole, &Gan::step)) == "");
-      weights.push_back(whole[0]->weights());
-    }
-    for (const bool between_saves : {false, true}) {
-      CAPTURE(world_size, between_saves);
-      const TemporaryFolder folder;
-      {
-        auto killed = gans_in(folder.path(), world_size);
-        for (int step = 0; step < 3; ++step) REQUIRE(first_of(on_all(killed, &Gan::step)) == "");
-        if (between_saves) REQUIRE(first_of(on_all(killed, &Gan::step_discriminator)) == "");
-        REQUIRE(first_of(on_all(killed, &Gan::finish)) == "");
-      }
-      auto resumed = gans_in(folder.path(), world_size);
-      const CapturedStderr quiet;
-      const auto messages = run_ranks(
-          world_size, [&](int rank) { RANK_REQUIRE(resumed[static_cast<size_t>(rank)]->resume() == 3); });
-      REQUIRE(first_of(messages) == "");
-      CHECK(same_bits(resumed[0]->weights(), weights[2]));
-      for (int step = 3; step < kSteps; ++step) {
-        REQUIRE(first_of(on_all(resumed, &Gan::step)) == "");
-        CHECK(same_bits(resumed[0]->weights(), weights[static_cast<size_t>(step)]));
-      }
-    }
-  }
-}
-
-TEST_CASE("Sessions without a step in common are refused, and change nothing", "[session][resume][errors]") {
-  const auto alone = Communicator::alone(at::kCPU);
-  const TemporaryFolder folder;
-  {
-    Gan first(folder.path(), alone, /*keep=*/1);
-    const CapturedStderr quiet;
-    CHECK(first.resume() == std::nullopt);
-    first.step();
-    first.step_discriminator();
-    first.finish();
-  }
-  Gan resumed(folder.path(), alone);
-  const auto before = resumed.weights();
-  const std::string message = refusal([&] { resumed.resume(); });
-  CHECK(contains(message, "2; 1"));
-  CHECK(contains(message, "keep(3)"));
-  CHECK(same_bits(resumed.weights(), before));
-  CHECK(contains(refusal([&] { resume_together({&resumed.generates}); }), "two Sessions"));
-  CHECK(contains(refusal([&] { resume_together({&resumed.generates, nullptr}); }), "two Sessions"));
-
+TEST_CASE("saved_steps needs Checkpoints", "[session][resume][errors]") {
   auto model = two_layers();
   FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01));
   Session without(model, optimizer);

@@ -21,6 +21,7 @@
 #include "support/captured_stderr.h"
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
+#include "support/samples.h"
 
 namespace pacer::testing {
 namespace {
@@ -88,6 +89,7 @@ class StoreRanks {
 
 TEST_CASE("the requests of a rank do not grow with the number of ranks", "[collectives][rendezvous]") {
   for (const int world_size : {2, 4, 16, 64, 256}) {
+    if (world_size > 64 && !wants_long_tests()) continue;
     CAPTURE(world_size);
     const std::vector<int> all = detail::all_ranks(world_size);
     StoreRanks ranks(world_size);

@@ -264,6 +264,13 @@ TEST_CASE("checkpoints of later steps than the newest neither count nor go", "[c
   CHECK(names_in(files, "/root") == FolderNames{"step-0000000003", "step-0000000008", "step-0000000009"});
 }
 
+TEST_CASE("a checkpoint that others belong to stays, and does not count", "[core][checkpoint]") {
+  MemoryFileSystem files;
+  for (const int64_t step : {1, 2, 3, 4}) save_checkpoint(files, "/root", step, sample_contents(1));
+  CHECK(remove_old_checkpoints("/root", 1, files, /*newest_step=*/4, /*stays=*/2).empty());
+  CHECK(names_in(files, "/root") == FolderNames{"step-0000000002", "step-0000000004"});
+}
+
 TEST_CASE("a file of a checkpoint is read in pieces and believed once its checksum is right",
           "[core][checkpoint]") {
   MemoryFileSystem files;

@@ -10,6 +10,7 @@
 #include <pacer/session/session.h>
 
 #include "support/catch.h"
+#include "support/collectives/ranks.h"
 #include "support/session/small_model.h"
 
 namespace pacer::testing {
@@ -101,6 +102,64 @@ TEMPLATE_TEST_CASE("gradient_norm is the norm of the mean gradient before clippi
   Session session(*model, optimizer);
   clipped_step(session, model, 0);
   CHECK(contains(refusal([&] { session.gradient_norm(); }), "add GradientClipping"));
+}
+
+TEST_CASE("hooks of parameters clip by value: each gradient of a rank before it is added to others",
+          "[session][clipping][ranks]") {
+  static constexpr double kLimit = 0.01;
+  const auto clip_by_value = [](SmallModel& model) {
+    for (const Tensor& parameter : model->parameters()) {
+      parameter.register_hook([](const Tensor& gradient) { return gradient.clamp(-kLimit, kLimit); });
+    }
+  };
+  // On one rank what clip_grad_value_ does, to the bit.
+  auto model = small_model(), twin = small_model();
+  clip_by_value(model);
+  FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01)),
+      peer(twin->parameters(), FusedAdamWOptions(0.01));
+  Session session(*model, optimizer);
+  bool was_clipped = false;
+  for (int64_t i = 0; i < 4; ++i) {
+    clipped_step(session, model, i);
+    const auto [x, y] = small_batch(i);
+    twin->loss(x, y).backward();
+    for (const Tensor& parameter : twin->parameters()) {
+      was_clipped = was_clipped || parameter.grad().abs().max().item<double>() > kLimit;
+    }
+    torch::nn::utils::clip_grad_value_(twin->parameters(), kLimit);
+    peer.step();
+    peer.zero_grad();
+    CHECK(same_bits(model->parameters(), twin->parameters()));
+  }
+  session.finish();
+  CHECK(was_clipped);
+
+  // On two ranks with two micro-batches each the mean of four clipped gradients.
+  const auto worlds = Communicator::in_process(2);
+  std::vector<SmallModel> models{small_model(), small_model()};
+  CHECK(first_of(run_ranks(2, [&](int rank) {
+          SmallModel& own = models[static_cast<size_t>(rank)];
+          clip_by_value(own);
+          torch::optim::SGD descent(own->parameters(), torch::optim::SGDOptions(0.5));
+          Session of_rank(own, descent, worlds[static_cast<size_t>(rank)]);
+          of_rank.use(GradientAccumulation(2));
+          for (int64_t i = 0; i < 2; ++i) clipped_step(of_rank, own, 2 * rank + i);
+          of_rank.finish();
+        })) == "");
+  auto whole = small_model();
+  const auto before = small_model();
+  std::vector<Tensor> sums;
+  for (const Tensor& parameter : whole->parameters()) sums.push_back(torch::zeros_like(parameter).detach());
+  for (int64_t i = 0; i < 4; ++i) {
+    whole->zero_grad();
+    const auto [x, y] = small_batch(i);
+    whole->loss(x, y).backward();
+    for (size_t p = 0; p < sums.size(); ++p) sums[p] += whole->parameters()[p].grad().clamp(-kLimit, kLimit);
+  }
+  for (size_t p = 0; p < sums.size(); ++p) {
+    CHECK(distance(models[0]->parameters()[p], before->parameters()[p] - 0.125 * sums[p]) < 1e-7);
+    CHECK(same_bits(models[0]->parameters()[p], models[1]->parameters()[p]));
+  }
 }
 
 TEST_CASE("sparse gradients work, and are refused where they would have to be clipped",

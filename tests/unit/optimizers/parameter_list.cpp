@@ -33,11 +33,16 @@ TEST_CASE("a list of parameters is the same while order, number, groups and need
   CHECK_FALSE(is_same({{a}, {b, c}}));
   CHECK_FALSE(is_same({{a, torch::ones({2}).requires_grad_()}, {c}}));
   CHECK(detail::same_tensors(detail::trained_parameters(groups_of({{a, c}, {b}})), {a, b}));
+  CHECK(detail::are_trained({a, b}, groups_of({{a, c}, {b}})));
+  CHECK_FALSE(detail::are_trained({b, a}, groups_of({{a, c}, {b}})));
+  CHECK_FALSE(detail::are_trained({a}, groups_of({{a, c}, {b}})));
+  CHECK_FALSE(detail::are_trained({a, b, c}, groups_of({{a, c}, {b}})));
   CHECK_FALSE(detail::same_tensors({a, b}, {b, a}));
   CHECK_FALSE(detail::same_tensors({a, b}, {a}));
   b.requires_grad_(false);
   CHECK_FALSE(is_same({{a, b}, {c}}));
   CHECK(detail::same_tensors(detail::trained_parameters(groups_of({{a, b}, {c}})), {a}));
+  CHECK(detail::are_trained({a}, groups_of({{a, b}, {c}})));
 }
 
 }  // namespace pacer::testing

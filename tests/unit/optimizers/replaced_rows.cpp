@@ -1,8 +1,9 @@
-// Parameters that grow and shrink: replace() gives the new tensors the state of the rows that stay.
-#include <algorithm>
+// Parameters that grow and shrink: replace() gives the new tensors the state of the rows that stay, and append_rows() puts
+// rows behind them.
 #include <limits>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,9 +11,10 @@
 #include <pacer/pacer.h>
 
 #include "support/catch.h"
+#include "support/cpu_memory.h"
 #include "support/message_of.h"
 #include "support/optimizers/optimizers.h"
-#include "support/session/registry.h"
+#include "support/session/own_optimizers.h"
 
 namespace pacer::testing::replaced_rows {
 namespace {
@@ -26,6 +28,11 @@ Tensor rows_of(const Tensor& tensor, const std::vector<int64_t>& rows) {
                           : tensor.detach().select(0, row));
   }
   return all.empty() ? tensor.detach().narrow(0, 0, 0).clone() : torch::stack(all);
+}
+std::vector<int64_t> long_range(int64_t end) {
+  std::vector<int64_t> all(static_cast<size_t>(end));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 Tensor long_tensor(const std::vector<int64_t>& values) { return torch::tensor(values, torch::kLong); }
 
@@ -71,13 +78,6 @@ struct Run {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
 };
 
-std::vector<RegisteredOptimizer> forms() {
-  std::vector<RegisteredOptimizer> all = all_optimizers();
-  all.erase(std::remove_if(all.begin(), all.end(),
-                           [](const RegisteredOptimizer& form) { return !form.is_own || form.has_ranks; }),
-            all.end());
-  return all;
-}
 bool has(const RegisteredOptimizer& form, const char* word) {
   return form.name.find(word) != std::string::npos;
 }
@@ -92,7 +92,7 @@ const std::vector<int64_t> kAll{0, 1, 2, 3, 4, 5}, kSelected{4, 1, -1, 0, -1};
 }  // namespace
 
 TEST_CASE("rows that stay have their state, and new ones none", "[optimizer][rows]") {
-  for (const RegisteredOptimizer& form : forms()) {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
     CAPTURE(form.name);
     Run run(form);
     run.steps(0, 5, kAll);
@@ -131,7 +131,7 @@ TEST_CASE("rows that stay have their state, and new ones none", "[optimizer][row
 }
 
 TEST_CASE("rows that stay train on as if nothing had happened", "[optimizer][rows]") {
-  for (const RegisteredOptimizer& form : forms()) {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
     if (!has_own_rows(form)) continue;
     CAPTURE(form.name);
     Run selected(form), whole(form);
@@ -150,7 +150,7 @@ TEST_CASE("rows that stay train on as if nothing had happened", "[optimizer][row
 }
 
 TEST_CASE("a new row trains as one that never had a gradient", "[optimizer][rows]") {
-  for (const RegisteredOptimizer& form : forms()) {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
     // Others have no plain value to write, or one that the state follows.
     if (!has_own_rows(form) || form.averages || form.dtype != at::kFloat) continue;
     CAPTURE(form.name);
@@ -175,7 +175,7 @@ TEST_CASE("a new row trains as one that never had a gradient", "[optimizer][rows
 }
 
 TEST_CASE("what a program writes to rows that stay is what trains on, in 16 bits, too", "[optimizer][rows]") {
-  for (const RegisteredOptimizer& form : forms()) {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
     if (form.dtype == at::kFloat || form.averages) continue;  // an average goes on from z, wherever y is put
     CAPTURE(form.name);
     Run run(form);
@@ -200,7 +200,7 @@ TEST_CASE("what a program writes to rows that stay is what trains on, in 16 bits
 }
 
 TEST_CASE("a parameter may lose all of its rows and get others", "[optimizer][rows]") {
-  for (const RegisteredOptimizer& form : forms()) {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
     if (has(form, "Muon")) continue;  // whose matrices are not empty
     CAPTURE(form.name);
     Run run(form);
@@ -214,8 +214,126 @@ TEST_CASE("a parameter may lose all of its rows and get others", "[optimizer][ro
   }
 }
 
+TEST_CASE("rows that are appended are those that replace would have put behind the others",
+          "[optimizer][rows]") {
+  for (const RegisteredOptimizer& form : own_optimizers_without_ranks()) {
+    CAPTURE(form.name);
+    Run appended(form), replaced(form);
+    std::vector<int64_t> sources = kAll;
+    for (int round = 0; round < 4;
+         ++round) {  // 6, 8, 11, 15 rows: behind the first one, room for 12, then for 22
+      for (Run* run : {&appended, &replaced}) run->steps(3 * round, 3 * round + 3, sources);
+      std::vector<int64_t> rows = long_range(appended.matrix.size(0));
+      const int more = 2 + round;
+      for (int i = 0; i < more; ++i) rows.push_back(-1), sources.push_back(i);
+      replaced.select(rows, 0.5);
+      const auto new_rows = [&](const Tensor& known) {
+        std::vector<int64_t> sizes = known.sizes().vec();
+        sizes.front() = more;
+        return torch::full(sizes, 0.5, known.options().requires_grad(false));
+      };
+      const std::vector<Tensor> now = appended.fused().append_rows(
+          {{appended.matrix, new_rows(appended.matrix)}, {appended.vector, new_rows(appended.vector)}});
+      appended.matrix = now.at(0), appended.vector = now.at(1);
+      CHECK(appended.matrix.is_leaf());
+      CHECK(appended.matrix.requires_grad());
+      CHECK(appended.fused().parameter_name(appended.matrix) == "matrix");
+      CHECK(same_bits(appended.matrix, replaced.matrix));
+      CHECK(same_bits(appended.vector, replaced.vector));
+      const NamedTensors found = appended.state(), wanted = replaced.state();
+      CHECK(found.size() == wanted.size());
+      for (const auto& [name, tensor] : wanted) {
+        CAPTURE(name);
+        CHECK(same_bits(found.at(name), tensor));
+      }
+    }
+    for (Run* run : {&appended, &replaced}) run->steps(12, 15, sources);
+    CHECK(same_bits(appended.matrix, replaced.matrix));
+    CHECK(same_bits(appended.vector, replaced.vector));
+  }
+}
+
+TEST_CASE("rows are appended without a byte of new memory while there is room", "[optimizer][rows]") {
+  const Tensor more = torch::ones({100, 8});
+  for (const bool has_amsgrad : {false, true}) {
+    Tensor points = torch::zeros({1000, 8}).requires_grad_();
+    FusedAdam optimizer({points}, FusedAdamOptions(0.1).amsgrad(has_amsgrad));
+    const auto step = [&] {
+      points.mutable_grad() = torch::ones_like(points);
+      optimizer.step();
+      points.mutable_grad() = Tensor();
+    };
+    step();
+    const CountedCpuMemory counted;
+    int times_moved = 0;
+    for (int i = 0; i < 50; ++i) {  // to 6000 rows
+      const void* const before = points.data_ptr();
+      CountedCpuMemory::reset_peak();
+      const int64_t live = CountedCpuMemory::live();
+      points = optimizer.append_rows({{points, more}}).front();
+      const bool has_moved = points.data_ptr() != before;
+      times_moved += has_moved ? 1 : 0;
+      CHECK((CountedCpuMemory::peak() > live) == has_moved);
+      if (i % 7 == 0) step();
+    }
+    CHECK(points.size(0) == 6000);
+    CHECK(times_moved == 3);  // to 2000, 4000 and 8000
+  }
+}
+
+TEST_CASE("memory that anything else may still look at is not written to", "[optimizer][rows]") {
+  // A parameter that lies in a larger tensor of the program's.
+  const Tensor whole = torch::full({8, 2}, 7.0);
+  const Tensor part = whole.narrow(0, 0, 4).requires_grad_();
+  FusedAdam optimizer({part}, FusedAdamOptions(0.1));
+  Tensor now = optimizer.append_rows({{part, torch::ones({2, 2})}}).front();
+  CHECK(whole.eq(7).all().item<bool>());
+  CHECK(now.storage().data() != whole.storage().data());
+  // One that has fewer rows than another tensor in the same memory.
+  const Tensor all = now, fewer = now.detach().narrow(0, 0, 3).requires_grad_();
+  optimizer.replace({{now, fewer}}, long_tensor({0, 1, 2}));
+  now = optimizer.append_rows({{fewer, torch::full({2, 2}, 5.0)}}).front();
+  CHECK(all.detach().select(0, 3).eq(7).all().item<bool>());
+  CHECK(all.detach().select(0, 4).eq(1).all().item<bool>());
+  CHECK(now.detach().select(0, 3).eq(5).all().item<bool>());
+}
+
+TEST_CASE("what append_rows refuses changes nothing", "[optimizer][rows][mistakes]") {
+  Run run(own_optimizers_without_ranks().front());
+  run.steps(0, 2, kAll);
+  const Tensor more = torch::zeros({2, kColumns});
+  const Tensor turned = torch::zeros({3, 4}).t().requires_grad_(), number = torch::zeros({}).requires_grad_();
+  run.fused().add_param_group(torch::optim::OptimizerParamGroup({turned, number}));
+  using Pairs = std::vector<std::pair<Tensor, Tensor>>;
+  const std::vector<std::pair<std::string, Pairs>> mistakes = {
+      {"not one of its parameters", {{run.matrix, more}, {more, more}}},
+      {"named twice", {{run.matrix, more}, {run.matrix, more}}},
+      {"matrix of shape [6, 32], Float on cpu, takes rows like its own",
+       {{run.matrix, torch::zeros({2, 31})}}},
+      {"takes rows like its own", {{run.matrix, more.to(torch::kDouble)}}},
+      {"takes rows like its own", {{run.matrix, Tensor()}}},
+      {"do not lie one behind the other", {{run.matrix, more}, {turned, torch::zeros({2, 3})}}},
+      {"has no rows, because it is a single number", {{number, torch::zeros({2})}}}};
+  const NamedTensors before = run.state();
+  for (const auto& [says, pairs] : mistakes) {
+    CAPTURE(says);
+    const std::string message =
+        message_of<InvalidArgument>([&, &given = pairs] { (void)run.fused().append_rows(given); });
+    CAPTURE(message);
+    CHECK(message.find(says) != std::string::npos);
+    const NamedTensors after = run.state();
+    CHECK(after.size() == before.size());
+    for (const auto& [name, tensor] : before) CHECK(same_bits(after.at(name), tensor));
+  }
+  std::vector<Tensor> one{torch::ones({3}).requires_grad_()};
+  OneBitAdam onebit(one, OneBitAdamOptions(0.01).freeze_step(2));
+  CHECK(message_of([&] {
+          (void)onebit.append_rows({{one[0], torch::ones({1})}});
+        }).find("append_rows is not for 1-bit optimizers") != std::string::npos);
+}
+
 TEST_CASE("what replace refuses changes nothing", "[optimizer][rows][mistakes]") {
-  const RegisteredOptimizer form = forms().front();
+  const RegisteredOptimizer form = own_optimizers_without_ranks().front();
   Run run(form);
   run.steps(0, 2, kAll);
   const Tensor rows = long_tensor({0, 1, -1});

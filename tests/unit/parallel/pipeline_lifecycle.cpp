@@ -302,6 +302,26 @@ TEST_CASE("what lies on other ranks keeps names and shapes and answers with a se
   REQUIRE(first_of(messages) == "");
 }
 
+TEST_CASE("an evaluation that fails on one rank ends on the others, with its reason", "[pipeline]") {
+  for (const int failing : {0, 1}) {
+    CAPTURE(failing);
+    const auto messages = on_ranks(2, 1, Setup(), one_f_one_b(4), [&](PipelineRank& rank) {
+      rank.step(0);
+      const auto [x, y] = rank.batch(1);
+      const auto here = [&](Tensor value) {
+        require(rank.grid.stage() != failing, "the user's own words");
+        return value;
+      };
+      (void)rank.pipeline.evaluate(
+          x, y, [&](Tensor tokens) { return here(rank.model->embed(tokens)); },
+          [&](Tensor h, Tensor targets) { return here(rank.model->loss(h, targets)); });
+    });
+    const auto at = static_cast<size_t>(failing);
+    CHECK_THAT(messages[at], ContainsSubstring("the user's own words"));
+    CHECK_THAT(messages[1 - at], ContainsSubstring("evaluation failed: the user's own words"));
+  }
+}
+
 TEST_CASE("a pipeline sends each activation and gradient once", "[pipeline]") {
   std::array<int64_t, 3> sent = {};
   Setup setup;

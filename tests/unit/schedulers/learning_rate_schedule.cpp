@@ -578,7 +578,7 @@ TEST_CASE("a chain refuses parts that would never begin, or whose beginning is n
   CHECK_THROWS_WITH(plain.then(5, chain), ContainsSubstring("append its parts one after the other"));
   CHECK_THROWS_WITH(plain.then_at_token(5, chain), ContainsSubstring("append its parts one after the other"));
 
-  CHECK_THROWS_WITH(plain.then(5, tokens), ContainsSubstring("warmup_linear has total_tokens") &&
+  CHECK_THROWS_WITH(plain.then(5, tokens), ContainsSubstring("warmup_linear follows tokens") &&
                                                ContainsSubstring("with then_at_token"));
   CHECK_NOTHROW(plain.then_at_token(5, tokens));
   for (const LearningRateSchedule& bad :

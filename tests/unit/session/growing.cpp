@@ -164,4 +164,36 @@ TEST_CASE("ranks whose parameters grow alike stay the same", "[ranks][rows]") {
   }
 }
 
+TEST_CASE("a run whose parameters are appended to goes on from its checkpoints, to the bit",
+          "[resume][rows]") {
+  const CapturedStderr quiet;
+  const TemporaryFolder folder;
+  const auto run = [&](const std::string& name, int64_t steps) {
+    const auto saved = saved_shapes(folder.path(name));
+    Cloud cloud(saved.empty() ? 5 : saved.at("weight").front());
+    FusedAdam optimizer(cloud->named_parameters(), FusedAdamOptions(0.05));
+    Session session(cloud, optimizer);
+    session.use(Checkpoints(CheckpointsOptions(folder.path(name)).every(3)));
+    for (int64_t step = session.resume().value_or(0); step < steps; ++step) {
+      if (step % 2 == 1) {
+        const auto now = optimizer.append_rows({{cloud->get("place"), torch::full({2, 3}, 0.25)},
+                                                {cloud->get("weight"), torch::full({2}, 0.25)}});
+        cloud->set("place", now[0]), cloud->set("weight", now[1]);
+      }
+      auto [x] = session.begin(batch(step));
+      session.backward(cloud->loss(x));
+      session.step();
+    }
+    session.finish();
+    return std::vector<Tensor>{cloud->get("place").detach(), cloud->get("weight").detach()};
+  };
+  const std::vector<Tensor> wanted = run("whole", 20);
+  for (const int64_t stopped : {2, 7, 12}) {
+    CAPTURE(stopped);
+    const std::string name = "stopped-" + std::to_string(stopped);
+    (void)run(name, stopped);
+    CHECK(same_bits(run(name, 20), wanted));
+  }
+}
+
 }  // namespace pacer::testing::growing

@@ -1,0 +1,163 @@
+#include <pacer/checkpoints/causal_lm_files.h>
+
+#include <initializer_list>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <pacer/checkpoints/detail/causal_lm_config.h>
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/named_weights.h>
+#include <pacer/checkpoints/detail/weights_folder.h>
+#include <pacer/core/error.h>
+
+namespace pacer {
+namespace {
+
+constexpr const char* kConfig = "config.json";
+constexpr std::string_view kInvFreq = ".self_attn.rotary_emb.inv_freq";
+
+using detail::CausalLmConfig;
+
+// Without a model_type where no class of transformers is such a model.
+CausalLmConfig config_of(const modules::CausalLmOptions& options) {
+  const bool has_bias = options.qkv_bias().value_or(false), has_norm = options.qk_norm();
+  CausalLmConfig config;
+  if (!has_bias || !has_norm) config.model_type = has_norm ? "qwen3" : has_bias ? "qwen2" : "llama";
+  config.vocabulary = options.vocabulary();
+  config.hidden = options.hidden();
+  config.ffn = options.ffn();
+  config.layers = options.layers();
+  config.heads = options.heads();
+  config.kv_heads = options.kv_heads().value_or(options.heads());
+  config.head_dim = options.head_dim().value_or(options.hidden() / options.heads());
+  config.eps = options.eps();
+  config.theta = options.theta();
+  config.init_std = options.init_std();
+  config.tied = options.tied();
+  return config;
+}
+
+CausalLmConfig read_config(const char* caller, const std::string& folder) {
+  require(!folder.empty(), caller, " needs the name of a folder; it is empty");
+  const std::string path = detail::path_in(folder, kConfig);
+  return detail::parse_causal_lm_config(detail::read_config_file(path), path);
+}
+
+// Puts rows of `tensor` under each of the names, so many under each.
+void put_rows(NamedTensors& tensors, const at::Tensor& tensor,
+              std::initializer_list<std::pair<std::string, int64_t>> rows) {
+  int64_t first = 0;
+  for (const auto& [name, count] : rows) {
+    tensors.emplace(name, tensor.narrow(0, first, count));
+    first += count;
+  }
+}
+
+// The model's parameters by the names that transformers gives them, in the model's memory.
+NamedTensors by_their_names(modules::CausalLmImpl& model) {
+  const CausalLmConfig config = config_of(model.options);
+  const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
+  NamedTensors tensors;
+  tensors.emplace("model.embed_tokens.weight", model.embedding->weight.detach());
+  tensors.emplace("model.norm.weight", model.norm->weight.detach());
+  // One tensor where it is tied, whichever of the names a file has.
+  tensors.emplace("lm_head.weight",
+                  model.head ? model.head->weight.detach() : tensors.at("model.embed_tokens.weight"));
+  for (size_t i = 0; i < model.layers->size(); ++i) {
+    const auto& layer = *model.layers->ptr(i)->as<modules::TransformerLayerImpl>();
+    const std::string name = detail::concatenate("model.layers.", i, '.');
+    const std::string attention = name + "self_attn.";
+    tensors.emplace(name + "input_layernorm.weight", layer.qkv->rms_norm->weight.detach());
+    tensors.emplace(name + "post_attention_layernorm.weight", layer.mlp->rms_norm->weight.detach());
+    const auto put_qkv = [&](const at::Tensor& packed, const std::string& kind) {
+      put_rows(tensors, packed.detach(),
+               {{attention + "q_proj." + kind, queries},
+                {attention + "k_proj." + kind, keys},
+                {attention + "v_proj." + kind, keys}});
+    };
+    put_qkv(layer.qkv->linear->weight, "weight");
+    if (layer.qkv->linear->bias.defined()) put_qkv(layer.qkv->linear->bias, "bias");
+    if (layer.q_norm) {
+      tensors.emplace(attention + "q_norm.weight", layer.q_norm->weight.detach());
+      tensors.emplace(attention + "k_norm.weight", layer.k_norm->weight.detach());
+    }
+    tensors.emplace(attention + "o_proj.weight", layer.projection->weight.detach());
+    put_rows(tensors, layer.mlp->fc1->weight.detach(),
+             {{name + "mlp.gate_proj.weight", config.ffn}, {name + "mlp.up_proj.weight", config.ffn}});
+    tensors.emplace(name + "mlp.down_proj.weight", layer.mlp->fc2->weight.detach());
+  }
+  return tensors;
+}
+
+bool is_inv_freq(const std::string& name) {
+  return name.size() > kInvFreq.size() &&
+         std::string_view(name).substr(name.size() - kInvFreq.size()) == kInvFreq;
+}
+
+// As config.json names it.
+std::string dtype_of(const NamedTensors& tensors) {
+  const at::ScalarType dtype = tensors.begin()->second.scalar_type();
+  for (const auto& [name, tensor] : tensors) {
+    require(tensor.scalar_type() == dtype, "save_causal_lm: ", tensors.begin()->first, " is ", dtype, " and ",
+            name, " ", tensor.scalar_type(),
+            "; a folder of transformers has one dtype, so convert the model or a clone of it");
+  }
+  if (dtype == at::kFloat) return "float32";
+  if (dtype == at::kBFloat16) return "bfloat16";
+  require(dtype == at::kHalf, "save_causal_lm writes Float, BFloat16 and Half, not ", dtype,
+          "; convert the model or a clone of it");
+  return "float16";
+}
+
+}  // namespace
+
+modules::CausalLmOptions causal_lm_options(const std::string& folder) {
+  const CausalLmConfig config = read_config("causal_lm_options", folder);
+  modules::CausalLmOptions options(config.vocabulary, config.hidden, config.layers, config.heads);
+  options.ffn(config.ffn).kv_heads(config.kv_heads).head_dim(config.head_dim);
+  options.eps(config.eps).theta(config.theta).tied(config.tied).init_std(config.init_std);
+  options.qk_norm(config.model_type == "qwen3");
+  if (config.model_type == "qwen2") options.qkv_bias(true);
+  return options;
+}
+
+LoadedWeights load_causal_lm(modules::CausalLmImpl& model, const std::string& folder) {
+  const CausalLmConfig there = read_config("load_causal_lm", folder);
+  const std::string other = detail::difference(there, config_of(model.options));
+  require(other.empty(), "cannot load ", folder, " into this CausalLm: ", kConfig, " has ", other,
+          "; make the model with causal_lm_options(folder)");
+  const detail::WeightsFiles files = detail::find_weights(folder);
+  const std::vector<SafetensorsFile> headers = detail::read_headers(files);
+  std::map<std::string, TensorView> in_files = detail::tensors_of(headers);
+  std::vector<std::string> passed_over;
+  for (auto item = in_files.begin(); item != in_files.end();) {
+    if (is_inv_freq(item->first)) passed_over.push_back(item->first);
+    item = is_inv_freq(item->first) ? in_files.erase(item) : std::next(item);
+  }
+  detail::QuantizedWeights quantized(model, in_files);
+  LoadedWeights loaded = detail::load_named(by_their_names(model), files, in_files, quantized, {});
+  loaded.unexpected = passed_over;
+  return loaded;
+}
+
+void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
+                    const SaveCausalLmOptions& options) {
+  require(!folder.empty(), "save_causal_lm needs the name of a folder; it is empty");
+  require(options.max_positions() > 0, "SaveCausalLmOptions::max_positions must be above 0, not ",
+          options.max_positions());
+  const CausalLmConfig config = config_of(model.options);
+  require(
+      !config.model_type.empty(),
+      "save_causal_lm: no class of transformers has both qkv_bias and qk_norm; save_weights writes such a "
+      "model for pacer");
+  NamedTensors tensors = by_their_names(model);
+  if (config.tied) tensors.erase("lm_head.weight");
+  const std::string text =
+      detail::causal_lm_config_text(config, {options.max_positions(), dtype_of(tensors)});
+  detail::replace_weights_and_config(folder, detail::kModelFile, tensors, kConfig, text);
+}
+
+}  // namespace pacer

@@ -1,0 +1,180 @@
+#include <pacer/checkpoints/detail/joint_saves.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <sstream>
+
+#include <pacer/checkpoints/checkpoints.h>
+#include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/core/error.h>
+#include <pacer/files/checkpoint_folder.h>
+#include <pacer/hooks/session_parts.h>
+
+namespace pacer::detail {
+namespace {
+
+constexpr const char* kFirst = "-first";  // what the text of the first joint save of a program ends with
+
+// No two joint saves have the same: two attempts at one step may differ in what they hold.
+std::string new_text(bool is_first) {
+  std::random_device device;
+  char digits[33];
+  std::snprintf(digits, sizeof digits, "%08x%08x%08x%08x", device(), device(), device(), device());
+  return concatenate(digits, is_first ? kFirst : "");
+}
+
+std::string read_joint_text(const CheckpointInfo& checkpoint, const CheckpointManifest& manifest) {
+  constexpr int64_t kMaxBytes = 64;
+  const CheckpointFile* file = find_file(manifest, kJointFile);
+  if (file == nullptr) return "";
+  std::string text;
+  if (file->size <= kMaxBytes) {
+    const Checkpoint content = open_checkpoint(checkpoint.folder, std::vector<std::string>{kJointFile});
+    const std::vector<char>& bytes = content.files.at(kJointFile);
+    text.assign(bytes.begin(), bytes.end());
+  }
+  const bool is_text = text.find_first_not_of("0123456789abcdefirst-") == std::string::npos;
+  require<FileError>(!text.empty() && is_text, checkpoint.folder, "/", kJointFile,
+                     " is not what pacer writes; remove that checkpoint");
+  return text;
+}
+
+}  // namespace
+
+std::vector<JointStep> list_joint_steps(const std::string& root) {
+  std::vector<JointStep> steps;
+  for (const auto& [checkpoint, manifest] : verified_checkpoints(root)) {
+    steps.push_back({checkpoint.step, read_joint_text(checkpoint, manifest)});
+  }
+  require<FileError>(
+      !steps.empty() || list_checkpoints(root).empty(), "none of the checkpoints in ", root,
+      " can be read; repair one, or remove them all, with those of the other Sessions, to begin anew");
+  return steps;
+}
+
+std::string text_of(const std::vector<JointStep>& steps) {
+  std::string text;
+  for (const JointStep& each : steps) {
+    text += concatenate(each.step, ' ', each.text.empty() ? "alone" : each.text, '\n');
+  }
+  return text;
+}
+
+std::vector<JointStep> joint_steps_of(const std::string& text) {
+  std::vector<JointStep> steps;
+  std::istringstream in(text);
+  for (JointStep each; in >> each.step >> each.text;) {
+    if (each.text == "alone") each.text.clear();
+    steps.push_back(each);
+  }
+  return steps;
+}
+
+bool is_first_joint_save(const std::string& text) {
+  const std::string ending = kFirst;
+  return text.size() > ending.size() && text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
+}
+
+void JointSaves::after_step(const Checkpoints& hook, bool is_due, bool stands_still) {
+  is_due_ = is_due_ || is_due;
+  stands_still_ = stands_still_ || stands_still;
+  const bool is_end_of_round = is_complete_ && &hook == hooks_.back();
+  require(is_complete_ || !is_due_,
+          "a Session whose checkpoints belong to those of this one is gone; keep all Sessions that resumed "
+          "together until each has called finish()");
+  if (!is_end_of_round || !is_due_) return;
+  complete_all();
+  if (behind().size() <= 1) save(stands_still_);
+}
+
+void JointSaves::save_now() {
+  complete_all();
+  if (is_saved()) return;
+  const std::vector<Checkpoints*> waiting = behind();
+  require(waiting.size() <= 1, "the Sessions whose checkpoints are in ",
+          waiting.empty() ? "" : waiting.front()->options_.folder(), " and ",
+          waiting.empty() ? "" : waiting.back()->options_.folder(),
+          " have taken no step since they were saved together; save once at most one of the Sessions has "
+          "taken none");
+  save(/*stands_still=*/true);
+}
+
+void JointSaves::finish(const Checkpoints& hook) {
+  finished_.insert(&hook);
+  if (finished_.size() < hooks_.size()) return;
+  complete_all();
+  const auto has_stepped = [](const Checkpoints* each) { return each->parts_->progress.step > 0; };
+  if (std::any_of(hooks_.begin(), hooks_.end(), has_stepped) && !is_saved()) {
+    if (behind().size() <= 1) {
+      save(/*stands_still=*/true);
+    } else if (hook.parts_->is_first_rank()) {
+      std::fprintf(
+          stderr,
+          "pacer: the last steps are not saved, because %zu Sessions have taken none since all were saved "
+          "together; those checkpoints stay the newest\n",
+          behind().size());
+    }
+  }
+  for (Checkpoints* each : hooks_) each->unlock();
+}
+
+void JointSaves::remove(const Checkpoints& hook) {
+  is_complete_ = false;
+  hooks_.erase(std::remove(hooks_.begin(), hooks_.end(), &hook), hooks_.end());
+}
+
+// Everything as it is now is in checkpoints that belong together.
+bool JointSaves::is_saved() const {
+  const std::string& text = hooks_.front()->saved_text_;
+  return std::all_of(hooks_.begin(), hooks_.end(), [&](const Checkpoints* each) {
+    return !text.empty() && each->saved_text_ == text && each->saved_step_ == each->parts_->progress.step;
+  });
+}
+
+// Those that have a checkpoint of the step at which they are.
+std::vector<Checkpoints*> JointSaves::behind() const {
+  std::vector<Checkpoints*> hooks;
+  for (Checkpoints* each : hooks_) {
+    if (each->saved_step_ == each->parts_->progress.step) hooks.push_back(each);
+  }
+  return hooks;
+}
+
+// The newest save whose parameters are finite in all Sessions stays in all of them, as the newest finite one of a Session
+// that saves alone does.
+void JointSaves::complete_all() {
+  for (Checkpoints* each : hooks_) each->complete_save();
+  const std::string& text = hooks_.front()->saved_text_;
+  const bool is_finite = std::all_of(hooks_.begin(), hooks_.end(), [&](const Checkpoints* each) {
+    return !text.empty() && each->saved_text_ == text && each->saved_is_finite_;
+  });
+  if (!is_finite) return;
+  for (Checkpoints* each : hooks_) each->stays_ = each->saved_step_;
+}
+
+// Behind complete_all, and where at most one is behind().
+void JointSaves::save(bool stands_still) {
+  for (Checkpoints* each : hooks_) {
+    require(each->parts_->progress.micro_step == 0, "the Session whose checkpoints are in ",
+            each->options_.folder(),
+            " is inside an accumulation window where all are saved together; end its window before the last "
+            "Session's step");
+  }
+  const std::vector<Checkpoints*> last = behind();
+  const std::string text = new_text(!saved_any_);
+  for (Checkpoints* each : hooks_) {
+    if (std::count(last.begin(), last.end(), each) == 0) each->begin_save(text);
+  }
+  for (Checkpoints* each : hooks_) {
+    if (stands_still || !last.empty()) each->complete_save();
+  }
+  for (Checkpoints* each : last) {
+    each->begin_save(text);
+    if (stands_still) each->complete_save();
+  }
+  saved_any_ = true;
+  is_due_ = stands_still_ = false;
+}
+
+}  // namespace pacer::detail

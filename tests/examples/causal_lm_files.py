@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""CausalLm beside transformers' Llama, Qwen2 and Qwen3, and their folders both ways.
+
+causal_lm_files.py CAUSAL_LM_ACTOR
+
+Small models with random weights: logits, loss and the gradients of all parameters, and the logits of models that pacer
+saved. Exits with 77 where transformers is not installed.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ACTOR = sys.argv[1]
+os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+except ImportError as error:
+    print(f"PACER_SKIPPED: {error}")
+    sys.exit(77)
+logging.disable_progress_bar()
+
+# Sums of some hundred products in fp32, whose order differs, round to a few 1e-7 of their norm, which some layers make more
+# of; a wrong theta, order of rows or norm is some 1e-2 and more.
+BOUND = 1e-5
+BF16_BOUND = 0.03  # roundings to 8 bits, in other places
+
+COMMON = dict(vocab_size=56, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.02, attn_implementation="eager")
+
+
+def theta(value):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
+
+
+KINDS = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**COMMON, num_key_value_heads=2, rms_norm_eps=1e-3, **theta(500.0))),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**COMMON, num_key_value_heads=1, tie_word_embeddings=True, **theta(100.0))),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=16, **theta(100.0))),
+}
+
+
+def expect(condition, text):
+    if not condition:
+        sys.exit(text)
+
+
+def close(found, wanted, what, bound=BOUND):
+    expect(found.shape == wanted.shape, f"{what}: {tuple(found.shape)} instead of {tuple(wanted.shape)}")
+    error = ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+    expect(error < bound, f"{what}: differs by {error:.1e}")
+    return error
+
+
+def actor(*arguments, fails=False):
+    done = subprocess.run([ACTOR, *map(str, arguments)], capture_output=True, text=True)
+    expect((done.returncode == 1) == fails and done.returncode in (0, 1), f"causal_lm_actor {arguments[0]} ended with {done.returncode}: {done.stderr}")
+    return done.stderr
+
+
+def random_model(kind):
+    make, config = KINDS[kind]
+    torch.manual_seed(3)
+    model = make(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.2) if parameter.dim() == 2 else parameter.normal_(0.7, 0.4)
+    return model
+
+
+def packed_gradients(model):
+    """Gradients by pacer's names: rows of queries, keys and values under one name, and of gates and what they let through."""
+    found = {"embedding.weight": model.model.embed_tokens.weight, "norm.weight": model.model.norm.weight}
+    if not model.config.tie_word_embeddings:
+        found["head.weight"] = model.lm_head.weight
+    found = {name: parameter.grad for name, parameter in found.items()}
+    for number, layer in enumerate(model.model.layers):
+        attention, mlp, name = layer.self_attn, layer.mlp, f"layers.{number}."
+        found[name + "qkv.norm.weight"] = layer.input_layernorm.weight.grad
+        rows = [attention.q_proj, attention.k_proj, attention.v_proj]
+        found[name + "qkv.linear.weight"] = torch.cat([linear.weight.grad for linear in rows])
+        if attention.q_proj.bias is not None:
+            found[name + "qkv.linear.bias"] = torch.cat([linear.bias.grad for linear in rows])
+        if hasattr(attention, "q_norm"):
+            found[name + "q_norm.weight"], found[name + "k_norm.weight"] = attention.q_norm.weight.grad, attention.k_norm.weight.grad
+        found[name + "projection.weight"] = attention.o_proj.weight.grad
+        found[name + "mlp.norm.weight"] = layer.post_attention_layernorm.weight.grad
+        found[name + "mlp.fc1.weight"] = torch.cat([mlp.gate_proj.weight.grad, mlp.up_proj.weight.grad])
+        found[name + "mlp.fc2.weight"] = mlp.down_proj.weight.grad
+    return found
+
+
+def check_read(folder, model, batch, what):
+    """A folder of transformers in pacer, against its model."""
+    out = folder / "found.safetensors"
+    actor("read", folder, batch, out)
+    ids, targets = (load_file(batch)[name] for name in ("ids", "targets"))
+    model.zero_grad()
+    logits = model(ids).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    loss.backward()
+    found = load_file(out)
+    out.unlink()
+    errors = [close(found["logits"], logits, f"{what}: logits"), close(found["loss"], loss, f"{what}: loss")]
+    wanted = packed_gradients(model)
+    expect(set(found) == {"logits", "loss", *("gradient." + name for name in wanted)}, f"{what}: pacer has {sorted(found)}")
+    errors += [close(found["gradient." + name], gradient, f"{what}: the gradient of {name}") for name, gradient in wanted.items()]
+    print(f"{what} in pacer: logits, loss and gradients differ by up to {max(errors):.1e}")
+
+
+def edited(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(fields)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    torch.manual_seed(4)
+    text = torch.randint(56, (3, 21))
+    text[1, 15:] = -100  # targets that do not count
+    ids, targets = text[:, :-1].clamp(min=0).contiguous(), text[:, 1:].contiguous()
+    batch = folder / "batch.safetensors"
+    save_file({"ids": ids, "targets": targets}, batch)
+    for kind in KINDS:
+        model = random_model(kind)
+        model.save_pretrained(folder / kind)
+        check_read(folder / kind, model, batch, kind)
+        # In several files with an index, in 16 bits, and with the words of transformers 4.
+        sharded = folder / (kind + "_sharded")
+        model.to(torch.bfloat16).save_pretrained(sharded, max_shard_size="10KB")
+        expect((sharded / "model.safetensors.index.json").exists(), "the folder has one file")
+        config = json.loads((sharded / "config.json").read_text())
+        edited(sharded, rope_theta=config["rope_parameters"]["rope_theta"], rope_parameters=None, rope_scaling=None, torch_dtype="bfloat16")
+        again = AutoModelForCausalLM.from_pretrained(sharded, dtype=torch.float32, attn_implementation="eager").eval()
+        check_read(sharded, again, batch, f"{kind} in several files of 16 bits")
+
+    # What transformers would do with such fields, CausalLm does not: no silence.
+    for fields in ({"hidden_act": "gelu"}, {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}, {"attention_bias": True}, {"model_type": "mistral"}):
+        model = random_model("qwen3")
+        model.save_pretrained(folder / "refused")
+        edited(folder / "refused", **fields)
+        said = actor("read", folder / "refused", batch, folder / "none", fails=True)
+        expect("config.json" in said and next(iter(fields)) in said, f"{fields}: {said}")
+
+    written = folder / "written"
+    actor("write", written)
+    for path in sorted(written.iterdir()):
+        is_bf16 = path.name.endswith("_bf16")
+        model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+        expect(model.config.model_type == path.name.split("_")[0], f"{path.name} became a {model.config.model_type}")
+        expect(model.dtype == (torch.bfloat16 if is_bf16 else torch.float32), f"{path.name} became {model.dtype}")
+        expect(model.config.max_position_embeddings == (2048 if is_bf16 else 64), f"{path.name} has {model.config.max_position_embeddings} positions")
+        there = load_file(path / "logits")
+        with torch.no_grad():
+            logits = model(there["ids"]).logits
+        error = close(logits.float(), there["logits"], f"transformers with {path.name}", BF16_BOUND if is_bf16 else BOUND)
+        print(f"{path.name} of pacer in transformers: logits differ by {error:.1e}")

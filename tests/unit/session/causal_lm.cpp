@@ -1,0 +1,178 @@
+// A CausalLm with the hooks that act on a model's blocks, layers and window, and on ranks: that they find what they look
+// for in it. What they do to layers is tested with the SmallModel, whose layers are the same.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <pacer/pacer.h>
+
+#include "support/catch.h"
+#include "support/collectives/ranks.h"
+#include "support/message_of.h"
+#include "support/optimizers/optimizers.h"
+
+namespace pacer::testing::causal_lm {
+namespace {
+
+using Catch::Matchers::ContainsSubstring;
+using modules::CausalLm;
+using modules::CausalLmOptions;
+
+constexpr int64_t kIds = 32, kLength = 16;
+
+// Of widths that 8-bit products can have.
+CausalLm make_model(bool tied = false) {
+  torch::manual_seed(6);
+  auto options = CausalLmOptions(kIds, 32, 4, 2).ffn(32).kv_heads(1).qk_norm(true).window(AttentionWindow());
+  return CausalLm(options.tied(tied));
+}
+
+// With numbers of its own, as ranks that are threads share torch's.
+std::pair<Tensor, Tensor> batch_of(int64_t rows, int64_t step) {
+  const auto numbers = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
+  const Tensor text = torch::randint(kIds, {rows, kLength + 1}, numbers, torch::kLong);
+  return {text.narrow(1, 0, kLength).contiguous(), text.narrow(1, 1, kLength).contiguous()};
+}
+
+struct Trained {
+  std::map<std::string, Tensor> weights;
+  std::vector<double> losses;
+};
+
+void copy_weights(CausalLm& model, Trained& to) {
+  for (const auto& item : model->named_parameters()) to.weights[item.key()] = item.value().detach().clone();
+}
+
+using Use = std::function<void(Session&, CausalLm&)>;
+
+// Some steps by `ranks` threads, each with its rows of the batch; what the first one has then.
+Trained train(const Use& use, int ranks = 1, bool tied = false) {
+  const Ranks worlds = Communicator::in_process(ranks, {});
+  std::vector<CausalLm> models;
+  for (int rank = 0; rank < ranks; ++rank) models.push_back(make_model(tied));
+  Trained result;
+  const auto messages = run_ranks(ranks, [&](int rank) {
+    CausalLm& model = models[static_cast<size_t>(rank)];
+    FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01));
+    Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
+    session.use(GradientClipping(1.0));
+    use(session, model);
+    for (int64_t step = 0; step < 3; ++step) {
+      const auto [ids, targets] = batch_of(4, step);
+      const int64_t rows = 4 / ranks;
+      auto [x, y] = session.begin(ids.narrow(0, rank * rows, rows), targets.narrow(0, rank * rows, rows));
+      const Tensor loss = model->loss(x, y);
+      session.backward(loss);
+      session.step();
+      if (rank == 0) result.losses.push_back(loss.item<double>());
+    }
+    const auto whole = session.whole_parameters();
+    if (rank == 0) copy_weights(model, result);
+    session.finish();
+  });
+  REQUIRE(first_of(messages) == "");
+  for (const double loss : result.losses) REQUIRE(std::isfinite(loss));
+  return result;
+}
+
+double largest_distance(const Trained& a, const Trained& b) {
+  REQUIRE(a.weights.size() == b.weights.size());
+  double largest = 0;
+  for (const auto& [name, weight] : a.weights) {
+    largest = std::max(largest, (weight - b.weights.at(name)).abs().max().item<double>());
+  }
+  return largest;
+}
+
+void plain(Session&, CausalLm&) {}
+
+}  // namespace
+
+TEST_CASE("hooks find the blocks, the layers and the window of a CausalLm", "[session][causal_lm]") {
+  const Trained wanted = train(plain);
+  CHECK(largest_distance(train([](Session& s, CausalLm& m) { s.use(Recompute(m->layers)); }), wanted) == 0);
+  // What changes the numbers does so, and the run goes on.
+  const std::vector<std::pair<std::string, Use>> others = {
+      {"layer drop",
+       [](Session& s, CausalLm& m) {
+         s.use(LayerDrop(m->layers, LayerDropOptions().theta_bar(0.1).gamma(10)));
+       }},
+      {"bf16", [](Session& s, CausalLm&) { s.use(Precision::bf16()); }},
+      {"fp8",
+       [](Session& s, CausalLm& m) {
+         CHECK(Fp8Scaling(*m).layers() == 4 * 4);  // qkv, projection, fc1 and fc2, not the head
+         s.use(Precision::fp8());
+       }},
+      {"window", [](Session& s, CausalLm& m) {
+         s.use(WindowLength(*m->options.window(), LengthSchedule(4, kLength).ramp_steps(10)));
+       }}};
+  for (const auto& [name, use] : others) {
+    CAPTURE(name);
+    const double distance = largest_distance(train(use), wanted);
+    CHECK(distance > 0);
+    CHECK(distance < 0.1);
+  }
+}
+
+TEST_CASE("ranks with parts of a CausalLm train what one rank does", "[session][causal_lm][ranks]") {
+  for (const bool tied : {false, true}) {
+    const Trained wanted = train(plain, 2, tied);
+    // Adam's first steps are the signs of gradients.
+    CHECK(largest_distance(train(plain, 1, tied), wanted) < 1e-4);
+    CHECK(largest_distance(train([](Session& s, CausalLm& m) { s.use(Shards(m->layers)); }, 2, tied),
+                           wanted) == 0);
+  }
+}
+
+TEST_CASE("a pipeline of a CausalLm trains what one rank does", "[session][causal_lm][pipeline]") {
+  for (const bool tied : {false, true}) {
+    CAPTURE(tied);
+    const Trained wanted = train([](Session& s, CausalLm&) { s.use(GradientAccumulation(1)); }, 1, tied);
+    const Ranks worlds = Communicator::in_process(2, {});
+    std::vector<CausalLm> models = {make_model(tied), make_model(tied)};
+    std::vector<double> losses;
+    const auto messages = run_ranks(2, [&](int rank) {
+      CausalLm& model = models[static_cast<size_t>(rank)];
+      const auto& world = worlds[static_cast<size_t>(rank)];
+      std::vector<std::string> last = {"norm"};
+      last.emplace_back(tied ? "embedding" : "head");
+      Pipeline pipeline(
+          *model, model->layers, [&](size_t i, const Tensor& x) { return model->run_layer(i, x); },
+          Grid(world, 2), one_f_one_b(2), PipelineOptions().first({"embedding"}).last(last));
+      FusedAdamW optimizer(pipeline.named_parameters(), FusedAdamWOptions(0.01));
+      Session session(*model, optimizer, world);
+      session.use(pipeline).use(GradientClipping(1.0));
+      for (int64_t step = 0; step < 3; ++step) {
+        const auto [ids, targets] = batch_of(4, step);
+        const Tensor loss = pipeline.step(
+            session, ids, targets, [&](const Tensor& x) { return model->embed(x); },
+            [&](const Tensor& h, const Tensor& y) { return model->loss_behind_layers(h, y); });
+        session.step();
+        if (rank == 0) losses.push_back(loss.item<double>());
+      }
+      session.finish();
+    });
+    REQUIRE(first_of(messages) == "");
+    REQUIRE(losses.size() == wanted.losses.size());
+    for (size_t i = 0; i < losses.size(); ++i)
+      CHECK(losses[i] == Catch::Approx(wanted.losses[i]).epsilon(1e-4));
+  }
+}
+
+TEST_CASE("layers of a CausalLm take neither adapters nor 4 bits", "[causal_lm][errors]") {
+  CausalLm model = make_model();
+  CHECK_THAT(
+      message_of([&] { modules::add_lora(*model, modules::LoraOptions(2).targets({"*.projection"})); }),
+      ContainsSubstring("takes neither weights in 4 bits nor adapters"));
+  CHECK_THAT(message_of([&] { modules::quantize(*model, modules::Nf4Options().targets({"*.fc1"})); }),
+             ContainsSubstring("takes neither weights in 4 bits nor adapters"));
+}
+
+}  // namespace pacer::testing::causal_lm
