@@ -1,6 +1,7 @@
 // Parameters that grow and shrink on a GPU: the bits of the CPU, in state that is paged, too.
 #include "support/catch.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 
 #include "support/both_devices.h"
 #include "support/message_of.h"
+#include "support/no_waiting.h"
 
 namespace pacer::testing::replaced_rows_gpu {
 namespace {
@@ -40,6 +42,11 @@ struct Table {
     optimizer.replace({{values, now}}, places);
     values = now;
   }
+  // More rows behind the others.
+  void append(int64_t count) {
+    const Tensor more = torch::full({count, kColumns}, 0.25, values.options().requires_grad(false));
+    values = optimizer.append_rows({{values, more}}).front();
+  }
   Tensor values;
   FusedAdamW optimizer;
 };
@@ -62,6 +69,31 @@ TEST_CASE("a parameter that grows on a GPU has the bits of the CPU", "[rows][gpu
         }
         CHECK(same_bits(gpu.values, cpu.values));
       }
+    }
+  }
+}
+
+TEST_CASE("rows that are appended on a GPU have the bits of the CPU, and nothing waits", "[rows][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t bits : {32, 8}) {
+      CAPTURE(dtype, bits);
+      const auto options = FusedAdamWOptions(0.01).weight_decay(0.1).state_bits(bits);
+      Table cpu(at::kCPU, dtype, options), gpu(at::kCUDA, dtype, options);
+      const void* at_first = gpu.values.const_data_ptr();
+      for (int number = 0; number < 12; ++number) {
+        if (number % 3 == 2) {  // once beyond the room, then within it
+          cpu.append(40);
+          std::optional<NoWaiting> no_waiting;
+          if (bits == 32) no_waiting.emplace();
+          gpu.append(40);
+        }
+        if (number == 2) at_first = gpu.values.const_data_ptr();
+        cpu.step(number), gpu.step(number);
+      }
+      CHECK(gpu.values.size(0) == kRows + 160);
+      CHECK(gpu.values.const_data_ptr() == at_first);
+      CHECK(same_bits(gpu.values, cpu.values));
     }
   }
 }

@@ -72,6 +72,37 @@ TEST_CASE("steps over visible rows on a GPU have the bits of the CPU", "[rows][g
   CHECK(compared >= 12);
 }
 
+// Large enough that a block has many tiles; rows of tiles and rows of less than a packet.
+TEST_CASE("steps over visible rows of large tables have the bits of the CPU", "[rows][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    CAPTURE(dtype);
+    torch::manual_seed(6);
+    std::vector<Tensor> cpu, gpu, masks, of_gpu;
+    for (const std::vector<int64_t>& shape :
+         std::vector<std::vector<int64_t>>{{200'003, 59}, {1'000'003, 3}, {2, 3'000'001}, {70'001}}) {
+      cpu.push_back(torch::randn(shape).to(dtype).requires_grad_());
+      gpu.push_back(moved_to(cpu.back(), at::kCUDA));
+      masks.push_back(torch::zeros({shape[0]}, torch::kBool));
+      of_gpu.push_back(masks.back().cuda());
+    }
+    FusedAdamW on_cpu(cpu, FusedAdamWOptions(0.1)), on_gpu(gpu, FusedAdamWOptions(0.1));
+    for (const double share : {0.5, 0.1, 0.0, 0.001, 0.95, 1.0}) {
+      for (size_t i = 0; i < cpu.size(); ++i) {
+        masks[i] = torch::rand({cpu[i].size(0)}) < share;
+        of_gpu[i] = masks[i].cuda();
+        on_cpu.set_visible_rows({cpu[i]}, masks[i]), on_gpu.set_visible_rows({gpu[i]}, of_gpu[i]);
+      }
+      set_random_gradients(cpu, gpu);
+      on_cpu.step(), on_gpu.step();
+      for (size_t i = 0; i < cpu.size(); ++i) {
+        CAPTURE(share, i);
+        REQUIRE(same_bits(gpu[i], cpu[i]));
+      }
+    }
+  }
+}
+
 TEST_CASE("a captured step follows a mask that is written to between replays", "[rows][graph][gpu]") {
   PACER_NEEDS_GPU();
   torch::manual_seed(4);
