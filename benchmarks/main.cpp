@@ -15,7 +15,8 @@ std::vector<bench::Subcommand> all_subcommands() {
           bench::checkpoint::subcommand(), bench::overlap::subcommand(),  bench::onebit::subcommand(),
           bench::sharding::subcommand(),   bench::lora::subcommand(),     bench::nf4::subcommand(),
           bench::paging::subcommand(),     bench::pipeline::subcommand(), bench::muon::subcommand(),
-          bench::layers::subcommand(),     bench::rows::subcommand()};
+          bench::layers::subcommand(),     bench::rows::subcommand(),     bench::lm::subcommand(),
+          bench::loss::subcommand()};
 }
 
 std::string about(const std::vector<bench::Subcommand>& all) {

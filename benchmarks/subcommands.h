@@ -45,6 +45,8 @@ namespace pipeline { Subcommand subcommand(); }
 namespace muon { Subcommand subcommand(); }
 namespace layers { Subcommand subcommand(); }
 namespace rows { Subcommand subcommand(); }
+namespace lm { Subcommand subcommand(); }
+namespace loss { Subcommand subcommand(); }
 // clang-format on
 
 }  // namespace bench

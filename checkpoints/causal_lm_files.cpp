@@ -35,6 +35,10 @@ CausalLmConfig config_of(const modules::CausalLmOptions& options) {
   config.head_dim = options.head_dim().value_or(options.hidden() / options.heads());
   config.eps = options.eps();
   config.theta = options.theta();
+  if (const auto& scaling = options.scaling()) {
+    config.scaling = {scaling->factor(), scaling->low_frequency_factor(), scaling->high_frequency_factor(),
+                      scaling->original_length()};
+  }
   config.init_std = options.init_std();
   config.tied = options.tied();
   return config;
@@ -119,6 +123,13 @@ modules::CausalLmOptions causal_lm_options(const std::string& folder) {
   modules::CausalLmOptions options(config.vocabulary, config.hidden, config.layers, config.heads);
   options.ffn(config.ffn).kv_heads(config.kv_heads).head_dim(config.head_dim);
   options.eps(config.eps).theta(config.theta).tied(config.tied).init_std(config.init_std);
+  if (const auto& scaling = config.scaling) {
+    options.scaling(modules::RotaryScaling()
+                        .factor(scaling->factor)
+                        .low_frequency_factor(scaling->low_freq_factor)
+                        .high_frequency_factor(scaling->high_freq_factor)
+                        .original_length(scaling->original_length));
+  }
   options.qk_norm(config.model_type == "qwen3");
   if (config.model_type == "qwen2") options.qkv_bias(true);
   return options;

@@ -30,6 +30,10 @@ void check(const CausalLmOptions& options) {
           "CausalLmOptions::init_std must be a number from 0 on, not ", options.init_std());
 }
 
+Rotary rotary_of(const CausalLmOptions& options) {
+  return options.scaling() ? Rotary(options.theta(), *options.scaling()) : Rotary(options.theta());
+}
+
 void check_ids(const char* what, const at::Tensor& ids) {
   require(ids.dim() == 2 && ids.scalar_type() == at::kLong, "CausalLm takes ", what,
           " [batch, sequence] in Long, not ", ids.scalar_type(), " of shape ", ids.sizes());
@@ -44,7 +48,7 @@ CausalLmOptions::CausalLmOptions(int64_t vocabulary, int64_t hidden, int64_t lay
 }
 
 CausalLmImpl::CausalLmImpl(const CausalLmOptions& model_options)
-    : options(model_options), rotary(model_options.theta()) {
+    : options(model_options), rotary(rotary_of(model_options)) {
   check(options);
   CausalLmImpl::reset();
 }

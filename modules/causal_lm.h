@@ -50,6 +50,8 @@ struct CausalLmOptions {
   PACER_OPTION_OF(CausalLmOptions, layer_, eps);
   // The base of the rotary positions; see Rotary.
   TORCH_ARG(double, theta) = 10'000;
+  // How these reach beyond the sequences of their first training, as Llama 3.1's do; unset: they do not.
+  TORCH_ARG(std::optional<RotaryScaling>, scaling);
   // Whether the head's weight is the embedding's.
   TORCH_ARG(bool, tied) = false;
   // The standard deviation of all matrices at first, >= 0.

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -56,12 +57,21 @@ void make_losses(const at::Tensor& logits, const at::Tensor& targets, const Opti
   }
 }
 
-// The weight's gradient of a chunk, added to those of the chunks before it.
-void add_weight_gradient(const at::Tensor& product, bool is_only, at::Tensor& sum) {
-  if (!sum.defined()) {
-    sum = is_only ? product : product.to(at::kFloat);
+// Adds the weight's gradient of a chunk, logits^T x, to those of the chunks before it. Those of 16 bits are fp32 products on a
+// GPU, which adds as it multiplies.
+void add_weight_gradient(const at::Tensor& logits, const at::Tensor& x, bool is_only, at::Tensor& sum) {
+  const at::Tensor transposed = logits.t();
+  if (is_only || !x.is_cuda() || x.scalar_type() == at::kFloat) {
+    const at::Tensor product = at::mm(transposed, x);
+    if (sum.defined()) {
+      sum.add_(product);
+    } else {
+      sum = is_only ? product : product.to(at::kFloat);
+    }
+  } else if (sum.defined()) {
+    at::addmm_out(sum, sum, transposed, x, at::kFloat);
   } else {
-    sum.add_(product);
+    sum = at::mm(transposed, x, at::kFloat);
   }
 }
 
@@ -84,7 +94,7 @@ LossSum loss_sum(const at::Tensor& hidden, const at::Tensor& weight, const at::T
       at::Tensor gradient = sum.hidden.narrow(0, first, count);
       at::mm_out(gradient, logits, weight);
     }
-    if (for_weight) add_weight_gradient(at::mm(logits.t(), of_chunk), count == rows, sum.weight);
+    if (for_weight) add_weight_gradient(logits, of_chunk, count == rows, sum.weight);
   }
   return sum;
 }

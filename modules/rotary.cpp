@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <optional>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
@@ -24,7 +25,8 @@ struct Rotary::State {
     at::Tensor cosines, sines;  // [positions, head_dim / 2]
   };
   double theta = 0;
-  std::vector<double> frequencies;  // none: they follow from theta
+  std::optional<RotaryScaling> scaling;
+  std::vector<double> frequencies;  // none: they follow from theta and scaling
   int64_t offset = 0;
   std::mutex mutex;
   std::vector<Table> tables;
@@ -32,10 +34,20 @@ struct Rotary::State {
 
 namespace {
 
-std::vector<double> frequencies_of(double theta, int64_t head_dim) {
+double scaled(double frequency, const RotaryScaling& scaling) {
+  constexpr double kTurn = 6.283185307179586;  // radians
+  const double low = scaling.low_frequency_factor(), high = scaling.high_frequency_factor();
+  const double turns = static_cast<double>(scaling.original_length()) * frequency / kTurn;
+  const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+  return frequency * (kept + (1 - kept) / scaling.factor());
+}
+
+std::vector<double> frequencies_of(double theta, const std::optional<RotaryScaling>& scaling,
+                                   int64_t head_dim) {
   std::vector<double> frequencies;
   for (int64_t i = 0; i < head_dim / 2; ++i) {
-    frequencies.push_back(std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim)));
+    const double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+    frequencies.push_back(scaling ? scaled(frequency, *scaling) : frequency);
   }
   return frequencies;
 }
@@ -60,6 +72,18 @@ at::Tensor table_of(const std::vector<double>& frequencies, int64_t positions, c
 Rotary::Rotary(double theta) : state_(std::make_shared<State>()) {
   require(std::isfinite(theta) && theta > 0, "Rotary needs a theta above 0, not ", theta);
   state_->theta = theta;
+}
+
+Rotary::Rotary(double theta, const RotaryScaling& scaling) : Rotary(theta) {
+  require(std::isfinite(scaling.factor()) && scaling.factor() >= 1,
+          "RotaryScaling::factor must be a number from 1 on, not ", scaling.factor());
+  require(scaling.low_frequency_factor() > 0 && std::isfinite(scaling.high_frequency_factor()) &&
+              scaling.high_frequency_factor() > scaling.low_frequency_factor(),
+          "RotaryScaling::high_frequency_factor must be above low_frequency_factor, and both above 0, not ",
+          scaling.high_frequency_factor(), " and ", scaling.low_frequency_factor());
+  require(scaling.original_length() >= 1, "RotaryScaling::original_length must be at least 1, not ",
+          scaling.original_length());
+  state_->scaling = scaling;
 }
 
 Rotary::Rotary(std::vector<double> frequencies) : state_(std::make_shared<State>()) {
@@ -99,7 +123,7 @@ Rotary::Angles Rotary::angles(int64_t sequence, int64_t head_dim, const at::Devi
         " positions, which a captured CUDA graph cannot; run a forward pass of that length before");
     const c10::InferenceMode no_inference(false);  // a training may use what an evaluation made
     const std::vector<double> frequencies =
-        state.frequencies.empty() ? frequencies_of(state.theta, head_dim) : state.frequencies;
+        state.frequencies.empty() ? frequencies_of(state.theta, state.scaling, head_dim) : state.frequencies;
     const auto table = [&](double (*function)(double)) {
       return table_of(frequencies, positions, function).to(device);
     };

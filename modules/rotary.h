@@ -14,8 +14,24 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 
 namespace pacer::modules {
+
+// How Llama 3.1 and later ones see further than they were trained at first (the rope_scaling "llama3" of their published
+// folders; arXiv:2407.21783): pairs that make fewer than low_frequency_factor turns in original_length positions turn factor
+// times more slowly, those that make more than high_frequency_factor turns as before, and the others in between, linearly
+// in their turns.
+struct RotaryScaling {
+  // How many times more slowly pairs of few turns go, >= 1; 32 in Llama 3.2.
+  TORCH_ARG(double, factor) = 8;
+  // Turns below which a pair goes so, > 0.
+  TORCH_ARG(double, low_frequency_factor) = 1;
+  // Turns above which a pair goes as before, > low_frequency_factor.
+  TORCH_ARG(double, high_frequency_factor) = 4;
+  // The positions of the first training, >= 1.
+  TORCH_ARG(int64_t, original_length) = 8192;
+};
 
 // A shared handle: copies have the same tables of angles and the same offset, so give all layers of a model the same
 // one.
@@ -24,6 +40,8 @@ class Rotary {
   // Pair i turns by theta^(-2 i / head_dim) radians a position. Throws InvalidArgument where theta is not above 0
   // and finite.
   Rotary(double theta = 10'000);
+  // The same with frequencies scaled. Throws InvalidArgument where the scaling's numbers are not as said there.
+  Rotary(double theta, const RotaryScaling& scaling);
   // Pair i turns by frequencies[i] radians a position, for models whose frequencies are scaled; head_dim is twice
   // as many. Throws InvalidArgument for none, and for one that is not finite.
   explicit Rotary(std::vector<double> frequencies);

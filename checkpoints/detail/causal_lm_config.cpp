@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <pacer/checkpoints/detail/config_text.h>
 #include <pacer/core/error.h>
@@ -45,6 +46,16 @@ constexpr Unsupported kUnsupported[] = {
     {"quantization_config", "weights in few bits"},
     {"use_sliding_window", "attention in a sliding window"},
 };
+
+// The numbers of scaled positions by their names in the file, the length aside.
+struct ScalingNumber {
+  std::string_view field;
+  double RopeScaling::*member;
+};
+constexpr ScalingNumber kScalingNumbers[] = {{"factor", &RopeScaling::factor},
+                                             {"low_freq_factor", &RopeScaling::low_freq_factor},
+                                             {"high_freq_factor", &RopeScaling::high_freq_factor}};
+constexpr std::string_view kOriginalLength = "original_max_position_embeddings";
 
 struct Architecture {
   std::string_view model_type, class_name;
@@ -90,6 +101,9 @@ class Parser {
     require(!theta_ || !nested_theta_ || *theta_ == *nested_theta_, path_, " has two different rope_theta, ",
             theta_.value_or(0), " and ", nested_theta_.value_or(0));
     config_.theta = nested_theta_.value_or(theta_.value_or(config_.theta));
+    require(scalings_.size() < 2 || scalings_[0] == scalings_[1], path_,
+            " has two different scalings of rotary positions, in rope_scaling and rope_parameters");
+    if (!scalings_.empty()) config_.scaling = scalings_.front();
     return config_;
   }
 
@@ -136,22 +150,51 @@ class Parser {
             "; CausalLm is a llama, qwen2 or qwen3");
   }
 
-  // Positions that are not scaled, in either version's words.
+  // Positions that are not scaled or as Llama 3.1's are, in either version's words.
   void read_rope(JsonScanner& scanner, const std::string& field) {
     if (scanner.take_null()) return;
+    std::string type = "default", first_number;
+    RopeScaling scaling;
     read_fields(scanner, [&](JsonScanner&, std::string_view name, size_t at) {
       if (name == "rope_theta") {
         nested_theta_ = above_zero(scanner, name, at);
       } else if (name == "rope_type" || name == "type") {
-        const std::string type(scanner.string());
-        require(type == "default", path_, " has ", field, " of the type ", quote_for_message(type),
-                "; CausalLm has rotary positions that are not scaled alone");
+        type = scanner.string();
+      } else if (read_scaling(scanner, name, at, scaling)) {
+        if (first_number.empty()) first_number = name;
       } else if (name == "partial_rotary_factor" && scanner.peek() == '1') {
         if (scanner.number() != 1) refuse(concatenate(field, '.', name));
       } else if (!skip_if_off(scanner)) {
         refuse(concatenate(field, '.', name));
       }
     });
+    require(type == "default" || type == "llama3", path_, " has ", field, " of the type ",
+            quote_for_message(type), R"(; CausalLm knows "default" and "llama3")");
+    if (type == "llama3") return add_scaling(scaling, field);
+    if (!first_number.empty()) refuse(concatenate(field, '.', first_number));
+  }
+
+  // Returns whether this field is a number of scaled positions, and was read.
+  static bool read_scaling(JsonScanner& scanner, std::string_view name, size_t at, RopeScaling& scaling) {
+    for (const ScalingNumber& number : kScalingNumbers) {
+      if (name != number.field) continue;
+      scaling.*number.member = above_zero(scanner, name, at);
+      return true;
+    }
+    if (name != kOriginalLength) return false;
+    scaling.original_length = scanner.integer();
+    return true;
+  }
+
+  void add_scaling(const RopeScaling& scaling, const std::string& field) {
+    for (const ScalingNumber& number : kScalingNumbers) {
+      require<FileError>(scaling.*number.member > 0, path_, " has no ", field, ".", number.field);
+    }
+    require<FileError>(scaling.original_length > 0, path_, " has no ", field, ".", kOriginalLength,
+                       " above 0");
+    require(scaling.factor >= 1 && scaling.high_freq_factor > scaling.low_freq_factor, path_, " has ", field,
+            " with a factor below 1, or a high_freq_factor that is not above low_freq_factor");
+    scalings_.push_back(scaling);
   }
 
   void read_layer_types(JsonScanner& scanner) {
@@ -176,7 +219,7 @@ class Parser {
     for (const Unsupported& feature : kUnsupported) {
       if (feature.field == name) meaning = feature.meaning;
     }
-    if (name.substr(0, 5) == "rope_") meaning = "scaled rotary positions";
+    if (name.substr(0, 5) == "rope_") meaning = "rotary positions scaled in another way";
     throw InvalidArgument(concatenate(path_, " uses ", quote_for_message(name), meaning.empty() ? "" : ", ",
                                       meaning, ", which CausalLm does not have"));
   }
@@ -184,7 +227,28 @@ class Parser {
   const std::string& path_;
   CausalLmConfig config_;
   std::optional<double> theta_, nested_theta_;
+  std::vector<RopeScaling> scalings_;
 };
+
+void add_rope(JsonWriter& json, std::string_view field, const CausalLmConfig& config) {
+  json.key(field).object(JsonLayout::lines);
+  if (config.scaling) {
+    for (const ScalingNumber& number : kScalingNumbers) {
+      json.add(number.field, (*config.scaling).*number.member);
+    }
+    json.add(kOriginalLength, config.scaling->original_length);
+  }
+  json.add("rope_theta", config.theta).add("rope_type", config.scaling ? "llama3" : "default").end();
+}
+
+std::string text_of(const std::optional<RopeScaling>& scaling) {
+  if (!scaling) return "none";
+  std::string text = "llama3";
+  for (const ScalingNumber& number : kScalingNumbers) {
+    text += concatenate(", ", number.field, " ", exact_text((*scaling).*number.member));
+  }
+  return concatenate(text, ", ", kOriginalLength, " ", scaling->original_length);
+}
 
 }  // namespace
 
@@ -203,8 +267,8 @@ std::string causal_lm_config_text(const CausalLmConfig& config, const CausalLmNo
   for (const Size& size : kSizes) json.add(size.field, config.*size.member);
   json.add("initializer_range", config.init_std).add("max_position_embeddings", notes.max_positions);
   json.add("model_type", config.model_type).add("pad_token_id", nullptr).add("rms_norm_eps", config.eps);
-  json.key("rope_parameters").object(JsonLayout::lines);
-  json.add("rope_theta", config.theta).add("rope_type", "default").end();
+  add_rope(json, "rope_parameters", config);
+  if (config.scaling) add_rope(json, "rope_scaling", config);  // transformers 4
   json.add("rope_theta", config.theta).add("tie_word_embeddings", config.tied);
   return json.add("torch_dtype", notes.dtype).add("use_cache", true).end().text() + '\n';
 }
@@ -225,6 +289,8 @@ std::string difference(const CausalLmConfig& there, const CausalLmConfig& model)
   if (there.eps != model.eps) return sentence("rms_norm_eps", exact_text(there.eps), exact_text(model.eps));
   if (there.theta != model.theta)
     return sentence("rope_theta", exact_text(there.theta), exact_text(model.theta));
+  if (!(there.scaling == model.scaling))
+    return sentence("rope_scaling", text_of(there.scaling), text_of(model.scaling));
   if (there.tied == model.tied) return "";
   return sentence("tie_word_embeddings", there.tied ? "true" : "false", model.tied ? "true" : "false");
 }

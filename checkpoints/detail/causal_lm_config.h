@@ -2,15 +2,29 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace pacer::detail {
+
+// Positions of the rope_type "llama3", by its fields' names: factor >= 1, 0 < low_freq_factor < high_freq_factor,
+// original_max_position_embeddings >= 1.
+struct RopeScaling {
+  double factor = 0, low_freq_factor = 0, high_freq_factor = 0;
+  int64_t original_length = 0;
+
+  bool operator==(const RopeScaling& other) const {
+    return factor == other.factor && low_freq_factor == other.low_freq_factor &&
+           high_freq_factor == other.high_freq_factor && original_length == other.original_length;
+  }
+};
 
 struct CausalLmConfig {
   std::string
       model_type;  // "llama", "qwen2" (biases of queries, keys and values) or "qwen3" (norms of heads)
   int64_t vocabulary = 0, hidden = 0, ffn = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   double eps = 1e-6, theta = 10'000, init_std = 0.02;
+  std::optional<RopeScaling> scaling;
   bool tied = false;
 };
 

@@ -47,6 +47,9 @@ void write_models(const std::string& folder) {
   const auto common = CausalLmOptions(56, 32, 2, 4).ffn(48).kv_heads(2).theta(300).eps(1e-4);
   const std::pair<const char*, CausalLmOptions> kinds[] = {
       {"llama", CausalLmOptions(common).head_dim(16)},
+      {"llama_3.1",
+       CausalLmOptions(common).scaling(
+           pacer::modules::RotaryScaling().factor(4).high_frequency_factor(2.2).original_length(24))},
       {"qwen2", CausalLmOptions(common).qkv_bias(true).tied(true)},
       {"qwen2_wide", CausalLmOptions(common).qkv_bias(true).head_dim(16).kv_heads(1)},
       {"qwen3", CausalLmOptions(common).qk_norm(true).tied(true)}};

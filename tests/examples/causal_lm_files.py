@@ -37,8 +37,11 @@ def theta(value):
     return {"rope_parameters": {"rope_type": "default", "rope_theta": value}}
 
 
+# Of four pairs one turns as before, one goes slower by less than the factor, and two by all of it.
+LLAMA3 = dict(rope_type="llama3", rope_theta=20.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=2.2, original_max_position_embeddings=16)
 KINDS = {
     "llama": (LlamaForCausalLM, LlamaConfig(**COMMON, num_key_value_heads=2, rms_norm_eps=1e-3, **theta(500.0))),
+    "llama3": (LlamaForCausalLM, LlamaConfig(**COMMON, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=LLAMA3)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**COMMON, num_key_value_heads=1, tie_word_embeddings=True, **theta(100.0))),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**COMMON, num_key_value_heads=2, head_dim=16, **theta(100.0))),
 }
@@ -135,7 +138,9 @@ with tempfile.TemporaryDirectory() as name:
         model.to(torch.bfloat16).save_pretrained(sharded, max_shard_size="10KB")
         expect((sharded / "model.safetensors.index.json").exists(), "the folder has one file")
         config = json.loads((sharded / "config.json").read_text())
-        edited(sharded, rope_theta=config["rope_parameters"]["rope_theta"], rope_parameters=None, rope_scaling=None, torch_dtype="bfloat16")
+        scaling = {name: value for name, value in config["rope_parameters"].items() if name != "rope_theta"}
+        edited(sharded, rope_theta=config["rope_parameters"]["rope_theta"], rope_parameters=None, torch_dtype="bfloat16",
+               rope_scaling=None if scaling["rope_type"] == "default" else scaling)
         again = AutoModelForCausalLM.from_pretrained(sharded, dtype=torch.float32, attn_implementation="eager").eval()
         check_read(sharded, again, batch, f"{kind} in several files of 16 bits")
 

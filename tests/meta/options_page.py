@@ -30,7 +30,7 @@ CARDS = {
     "communicator.md": {"CollectiveOptions"},
     "onebit-adam.md": {"CompressionOptions"},
     "sharding.md": {"ParameterShardsOptions", "ShardsOptions", "TrainingMemoryOptions"},
-    "language-model.md": {"CausalLmOptions", "SaveCausalLmOptions"},
+    "language-model.md": {"CausalLmOptions", "RotaryScaling", "SaveCausalLmOptions"},
     "transformer-layer.md": {"LayerNormLinearOptions", "LayerNormMlpOptions", "RmsNormOptions"},
     "lora.md": {"LoadAdapterOptions", "Nf4Options"},
     "fused-adam.md": {"FusedAdamWOptions"},

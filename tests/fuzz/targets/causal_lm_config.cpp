@@ -32,6 +32,9 @@ std::vector<std::string> seeds() {
   return {detail::causal_lm_config_text(config, {2048, "float32"}), R"({"model_type":"llama",)" + sizes + "}",
           R"({"model_type":"qwen2","layer_types":["full_attention"],"rope_scaling":{"type":"default"},)" +
               sizes + "}",
+          R"({"model_type":"llama","rope_scaling":{"type":"llama3","factor":8,"low_freq_factor":1,)"
+          R"("high_freq_factor":4,"original_max_position_embeddings":64},)" +
+              sizes + "}",
           R"({"model_type":"llama")" + fields + "}"};
 }
 

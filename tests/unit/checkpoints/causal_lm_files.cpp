@@ -49,6 +49,16 @@ std::string refusal(CausalLm& model, const std::string& folder) {
   return said;
 }
 
+json llama3(const json& more = json::object()) {
+  json scaling = {{"rope_type", "llama3"},
+                  {"factor", 8.0},
+                  {"low_freq_factor", 1.0},
+                  {"high_freq_factor", 4.0},
+                  {"original_max_position_embeddings", 64}};
+  scaling.update(more);
+  return scaling;
+}
+
 }  // namespace
 
 TEST_CASE("rows of a CausalLm have the names that transformers gives them", "[causal_lm][save_weights]") {
@@ -255,6 +265,37 @@ TEST_CASE("a config.json says what it leaves out by transformers' defaults", "[c
   CHECK(options_of("qwen2", harmless).theta() == 1e6);
 }
 
+TEST_CASE("positions that are scaled as Llama 3.1's are go to a folder and come back",
+          "[causal_lm][load_weights][save_weights]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("hub");
+  const auto scaling = modules::RotaryScaling().factor(32).high_frequency_factor(3.5).original_length(64);
+  CausalLm model = random_model(CausalLmOptions(small()).scaling(scaling));
+  save_causal_lm(*model, path);
+  const json config = config_in(path);
+  CHECK(config["rope_scaling"] == llama3({{"factor", 32.0}, {"high_freq_factor", 3.5}, {"rope_theta", 500}}));
+  CHECK(config["rope_parameters"] == config["rope_scaling"]);
+  const auto found = causal_lm_options(path).scaling();
+  REQUIRE(found);
+  CHECK(found->factor() == 32);
+  CHECK(found->low_frequency_factor() == 1);
+  CHECK(found->high_frequency_factor() == 3.5);
+  CHECK(found->original_length() == 64);
+  CausalLm again(causal_lm_options(path));
+  (void)load_causal_lm(*again, path);
+  const Tensor ids = torch::arange(90).remainder(40).view({1, 90});
+  CHECK(same_bits(again(ids), model(ids)));
+  CausalLm unscaled = random_model(small());
+  CHECK_THAT(refusal(unscaled, path),
+             ContainsSubstring("config.json has rope_scaling llama3, factor 32, low_freq_factor 1, "
+                               "high_freq_factor 3.5, original_max_position_embeddings 64 there, but "
+                               "none in the model"));
+  json changed = config;
+  changed["rope_scaling"]["factor"] = 8.0;
+  put_config(path, changed);
+  CHECK_THROWS_WITH(causal_lm_options(path), ContainsSubstring("two different scalings of rotary positions"));
+}
+
 TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
           "[causal_lm][load_weights][errors]") {
   const TemporaryFolder folder;
@@ -279,9 +320,10 @@ TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
       {"use_sliding_window", true},
       {"layer_types", {"full_attention", "sliding_attention"}},
       {"quantization_config", {{"bits", 4}}},
-      {"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}},
       {"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
       {"rope_parameters", {{"rope_type", "yarn"}}},
+      {"rope_scaling", llama3({{"factor", 0.5}})},
+      {"rope_scaling", llama3({{"high_freq_factor", 1.0}})},
       {"rope_theta", 501},
       {"logit_scale", 0.5}};
   for (const auto& [field, value] : refused) {
@@ -293,9 +335,20 @@ TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
   }
   CHECK_THAT(said_of("rope_parameters", {{"partial_rotary_factor", 0.5}}),
              ContainsSubstring("partial_rotary_factor"));
-  CHECK_THAT(said_of("rope_scaling", {{"factor", 2.0}, {"type", "linear"}}),
-             ContainsSubstring(
-                 "uses \"rope_scaling.factor\", scaled rotary positions, which CausalLm does not have"));
+  CHECK_THAT(
+      said_of("rope_scaling", {{"factor", 2.0}, {"type", "linear"}}),
+      ContainsSubstring(R"(has rope_scaling of the type "linear"; CausalLm knows "default" and "llama3")"));
+  CHECK_THAT(said_of("rope_scaling", {{"factor", 2.0}}),
+             ContainsSubstring("uses \"rope_scaling.factor\", rotary positions scaled in another way, which "
+                               "CausalLm does not have"));
+  for (const char* field :
+       {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
+    json scaling = llama3();
+    scaling.erase(field);
+    CHECK_THAT(said_of("rope_scaling", scaling),
+               ContainsSubstring(std::string("has no rope_scaling.") + field));
+    CHECK_THROWS_AS(causal_lm_options(path), FileError);
+  }
   CHECK_THAT(said_of("attention_bias", true), ContainsSubstring("a bias behind attention"));
   CHECK_THAT(said_of("head_dim", 0), ContainsSubstring("head_dim is 0"));
   CHECK_THAT(said_of("rms_norm_eps", 0), ContainsSubstring("rms_norm_eps is 0, not above 0"));

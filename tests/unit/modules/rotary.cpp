@@ -107,6 +107,32 @@ TEST_CASE("copies of a Rotary are one, with tables that grow and angles of their
   CHECK(copy.angles(1, 4, at::kCPU).sines.equal(few.sines.narrow(0, 2, 1)));
 }
 
+// In wavelengths, as the rule is published: those of more than 64 / 1 positions go slower by the factor, those of less than
+// 64 / 4 as before.
+TEST_CASE("scaled positions turn more slowly where a turn takes longer than the first training",
+          "[modules][rotary]") {
+  constexpr double kLength = 64, kFactor = 8, kTurn = 6.283185307179586;
+  const Rotary scaled(100.0, modules::RotaryScaling().factor(kFactor).original_length(64));
+  const Rotary plain(100.0);
+  const auto of = [](const Rotary& positions, int64_t pair) {
+    return std::asin(positions.angles(2, 8, at::kCPU).sines[1][pair].item<double>());
+  };
+  for (int64_t pair = 0; pair < 4; ++pair) {
+    CAPTURE(pair);
+    const double frequency = of(plain, pair), wavelength = kTurn / frequency;
+    const double share = (kLength / wavelength - 1) / (4 - 1);
+    const double wanted = wavelength < kLength / 4   ? frequency
+                          : wavelength > kLength / 1 ? frequency / kFactor
+                                                     : share * frequency + (1 - share) * frequency / kFactor;
+    CHECK(of(scaled, pair) == Catch::Approx(wanted).epsilon(1e-6));
+  }
+  CHECK(of(scaled, 0) == of(plain, 0));
+  CHECK(of(scaled, 1) < 0.8 * of(plain, 1));
+  CHECK(of(scaled, 1) > 0.5 * of(plain, 1));
+  CHECK(of(scaled, 3) == Catch::Approx(of(plain, 3) / 8).epsilon(1e-6));
+  CHECK(scaled.angles(2, 64, at::kCPU).sines.size(1) == 32);  // heads of any size, as without scaling
+}
+
 TEST_CASE("a recomputed region has the offset of its forward pass", "[modules][rotary]") {
   torch::manual_seed(4);
   Rotary positions;
@@ -129,6 +155,17 @@ TEST_CASE("rotary refuses what it cannot do", "[modules][rotary][errors]") {
   for (const double theta : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {
     CHECK_THROWS_WITH(Rotary(theta), ContainsSubstring("a theta above 0"));
   }
+  using modules::RotaryScaling;
+  for (const double factor : {0.5, std::nan("")}) {
+    CHECK_THROWS_WITH(Rotary(100.0, RotaryScaling().factor(factor)),
+                      ContainsSubstring("RotaryScaling::factor must be a number from 1 on"));
+  }
+  CHECK_THROWS_WITH(Rotary(100.0, RotaryScaling().high_frequency_factor(1)),
+                    ContainsSubstring("must be above low_frequency_factor, and both above 0, not 1 and 1"));
+  CHECK_THROWS_WITH(Rotary(100.0, RotaryScaling().low_frequency_factor(0)),
+                    ContainsSubstring("both above 0"));
+  CHECK_THROWS_WITH(Rotary(100.0, RotaryScaling().original_length(0)),
+                    ContainsSubstring("original_length must be at least 1, not 0"));
   CHECK_THROWS_WITH(Rotary(std::vector<double>{}), ContainsSubstring("a frequency for each pair"));
   CHECK_THROWS_WITH(Rotary(std::vector<double>{std::nan("")}), ContainsSubstring("no number"));
   Rotary positions;
