@@ -1,5 +1,6 @@
 #include <pacer/checkpoints/causal_lm_files.h>
 
+#include <filesystem>
 #include <initializer_list>
 #include <iterator>
 #include <map>
@@ -140,7 +141,7 @@ LoadedWeights load_causal_lm(modules::CausalLmImpl& model, const std::string& fo
   const std::string other = detail::difference(there, config_of(model.options));
   require(other.empty(), "cannot load ", folder, " into this CausalLm: ", kConfig, " has ", other,
           "; make the model with causal_lm_options(folder)");
-  const detail::WeightsFiles files = detail::find_weights(folder);
+  const detail::WeightsFiles files = detail::find_hugging_face_weights(folder);
   const std::vector<SafetensorsFile> headers = detail::read_headers(files);
   std::map<std::string, TensorView> in_files = detail::tensors_of(headers);
   std::vector<std::string> passed_over;
@@ -164,6 +165,15 @@ void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
       !config.model_type.empty(),
       "save_causal_lm: no class of transformers has both qkv_bias and qk_norm; save_weights writes such a "
       "model for pacer");
+  require(config.model_type != "llama" || config.hidden % config.heads == 0,
+          "save_causal_lm: transformers refuses a Llama whose hidden, ", config.hidden,
+          ", is no multiple of its heads, ", config.heads,
+          ", whatever head_dim is; save_weights writes such a model for pacer");
+  const std::string index = detail::path_in(folder, "model.safetensors.index.json");
+  require(!std::filesystem::exists(index), index,
+          " names the files of other weights, which some readers take in place of those of save_causal_lm; "
+          "remove "
+          "it and its files, or take another folder");
   NamedTensors tensors = by_their_names(model);
   if (config.tied) tensors.erase("lm_head.weight");
   const std::string text =

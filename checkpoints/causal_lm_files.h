@@ -43,7 +43,8 @@ struct SaveCausalLmOptions {
 // several ranks one of them calls it, and the parameters must all be there. The tokenizer's files, generation_config.json
 // and a window are not in it.
 //
-// InvalidArgument for a model with both qkv_bias and qk_norm, which no class of transformers has, for parameters that are
+// InvalidArgument for a model with both qkv_bias and qk_norm, which no class of transformers has, for a Llama whose hidden is no
+// multiple of heads, which transformers refuses, for a folder with model.safetensors.index.json, for parameters that are
 // not all Float, BFloat16 or Half, and for max_positions below 1; FileError where a file cannot be written.
 void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
                     const SaveCausalLmOptions& options = {});

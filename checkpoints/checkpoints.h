@@ -114,7 +114,8 @@ class Checkpoints : public Hook {
 
   // Saves now and waits until the checkpoint is complete; throws FileError with path and reason where that
   // fails, InvalidArgument where the folder has checkpoints that this run was not resumed from. Returns the
-  // folder. All ranks call it, between the same steps. After resume_together it saves all of the Sessions.
+  // folder. All ranks call it, between the same steps. After resume_together it saves all of the Sessions,
+  // and nothing where none has taken a step since they were saved.
   std::string save_now();
   // For Session::resume: loads the newest checkpoint that verifies, returns its step; none where there is no
   // checkpoint. Throws InvalidArgument that names what does not fit, FileError where there are checkpoints

@@ -48,8 +48,11 @@ void Checkpoints::begin_save(const std::string& text) {
   job.keep = options_.keep();
   job.stays = stays_;
   std::unordered_set<std::string> trained;
+  // A mask may well hold -inf. What has state was trained, also while a GAN's loop has it frozen for the other network.
+  const auto& states = parts_->optimizer().state();
   for (const auto& item : parts_->model().named_parameters()) {
-    if (item.value().requires_grad()) trained.insert(item.key());  // a mask may well hold -inf
+    const bool has_state = states.count(item.value().unsafeGetTensorImpl()) > 0;
+    if (item.value().requires_grad() || has_state) trained.insert(item.key());
   }
   job.must_be_finite = [trained = std::move(trained)](const std::string& name) {
     return trained.count(name) != 0;

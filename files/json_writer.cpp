@@ -56,6 +56,12 @@ JsonWriter& JsonWriter::value(double number) {
   return put(std::isfinite(number) ? text : json_quote(text));
 }
 
+JsonWriter& JsonWriter::real(double number) {
+  const std::string text = exact_text(number);
+  const bool is_whole = text.find_first_not_of("-0123456789") == std::string::npos;
+  return is_whole ? put(text + ".0") : value(number);
+}
+
 JsonWriter& JsonWriter::begin(char opener, char closer, JsonLayout layout) {
   put({&opener, 1});
   open_.push_back({closer, layout, /*is_empty=*/true});

@@ -36,6 +36,8 @@ class JsonWriter {
   JsonWriter& key(std::string_view name);
   // Appends a value; nullptr is null.
   JsonWriter& value(double number);
+  // The same with a fraction, 1.0, for readers that take no whole number.
+  JsonWriter& real(double number);
   JsonWriter& value(std::string_view text) { return put(json_quote(text)); }
   JsonWriter& value(std::nullptr_t) { return put("null"); }
   template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>

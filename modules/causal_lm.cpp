@@ -26,6 +26,8 @@ void check(const CausalLmOptions& options) {
           "CausalLmOptions::hidden and heads must be above 0, not ", options.hidden(), " and ",
           options.heads());
   require(options.ffn() > 0, "CausalLmOptions::ffn must be above 0, not ", options.ffn());
+  require(options.eps() > 0 && std::isfinite(options.eps()),
+          "CausalLmOptions::eps must be a number above 0, not ", options.eps());
   require(options.init_std() >= 0 && std::isfinite(options.init_std()),
           "CausalLmOptions::init_std must be a number from 0 on, not ", options.init_std());
 }

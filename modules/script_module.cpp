@@ -29,7 +29,10 @@ c10::IValue ScriptModule::run(std::vector<c10::IValue> inputs, const std::string
   const auto found = module_->find_method(method);
   require(found.has_value(), "the TorchScript module ", name(), " has no method ", method);
   c10::IValue output = (*found)(std::move(inputs));
-  take_over_assigned(method);
+  const at::NoGradGuard no_grad;
+  std::vector<Assigned> assigned;
+  find_assigned(method, assigned);
+  for (const Assigned& each : assigned) each.owner->take_over(each);
   return output;
 }
 
@@ -39,32 +42,40 @@ at::Tensor ScriptModule::tensor_of(const c10::IValue& output) {
   return output.toTensor();
 }
 
-// A method may assign to a buffer, as in self.count = self.count + 1. What is registered here stays the tensor that hooks and
-// checkpoints know, and has the new value.
-void ScriptModule::take_over_assigned(const std::string& method) {
+// A method may assign to a buffer, as in self.count = self.count + 1. All of them are found, and their values copied, before one
+// is taken over: they may be each other's, or memory of the program's own.
+void ScriptModule::find_assigned(const std::string& method, std::vector<Assigned>& assigned) {
   for (const auto& parameter : module_->named_parameters(/*recurse=*/false)) {
     require(parameter.value.is_same(parameters_[parameter.name]), "after ", method, ", parameter ",
             parameter.name, " of the TorchScript module ", name(),
             " is another tensor here than there; change its values in place, or make a new script_module");
   }
-  const at::NoGradGuard no_grad;
-  const auto known_buffers = named_buffers(/*recurse=*/false);
+  const auto known = named_buffers(/*recurse=*/false);
   for (const auto& buffer : module_->named_buffers(/*recurse=*/false)) {
-    if (!buffer.value.defined()) continue;
-    if (!known_buffers.contains(buffer.name)) {
-      register_buffer(buffer.name, buffer.value);
-      continue;
-    }
-    const at::Tensor& known = known_buffers[buffer.name];
-    if (buffer.value.is_same(known)) continue;
-    if (known.sizes() == buffer.value.sizes() && known.options().type_equal(buffer.value.options())) {
-      known.copy_(buffer.value);
-    } else {
-      known.set_data(buffer.value);
-    }
-    module_->setattr(buffer.name, known);
+    const bool is_known = known.contains(buffer.name);
+    if (!buffer.value.defined() || (is_known && buffer.value.is_same(known[buffer.name]))) continue;
+    assigned.push_back({this, buffer.name, buffer.value.detach().clone()});
   }
-  for (const auto& child : children_) child->take_over_assigned(method);
+  for (const auto& child : children_) child->find_assigned(method, assigned);
+}
+
+// What is registered here stays the tensor that hooks and checkpoints know, and has the new value.
+void ScriptModule::take_over(const Assigned& buffer) {
+  const auto known = named_buffers(/*recurse=*/false);
+  if (!known.contains(buffer.name)) {
+    module_->setattr(buffer.name, register_buffer(buffer.name, buffer.value));
+    return;
+  }
+  const at::Tensor& registered = known[buffer.name];
+  const bool has_its_form =
+      registered.sizes() == buffer.value.sizes() && registered.options().type_equal(buffer.value.options());
+  if (has_its_form) {
+    registered.copy_(buffer.value);
+  } else {
+    registered.set_data(buffer.value);
+    registered.unsafeGetTensorImpl()->bump_version();  // a graph that has kept it notices
+  }
+  module_->setattr(buffer.name, registered);
 }
 
 void ScriptModule::train(bool on) {

@@ -35,7 +35,13 @@ class ScriptModule : public torch::nn::Module {
 
  private:
   static at::Tensor tensor_of(const c10::IValue& output);
-  void take_over_assigned(const std::string& method);
+  struct Assigned {
+    ScriptModule* owner;
+    std::string name;
+    at::Tensor value;
+  };
+  void find_assigned(const std::string& method, std::vector<Assigned>& assigned);
+  void take_over(const Assigned& buffer);
 
   std::unique_ptr<torch::jit::Module> module_;
   std::vector<std::shared_ptr<ScriptModule>> children_;

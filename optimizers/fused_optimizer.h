@@ -59,7 +59,8 @@ class FusedOptimizer : public SessionOptimizer {
   // come behind those of its `first`; they begin anew as those of replace do. Returns what takes the parameters' places,
   // in that order, for the model. The old rows stay where they are in memory, those of the state, too, and nothing is
   // allocated, while there is room; where there is none, the new memory has room for as many rows again. Nothing waits
-  // for a GPU. Moments in 8 bits are decoded on the host and made anew, which does both. Throws as replace does, and for parameters that are not contiguous.
+  // for a GPU, except where the device counts the steps (clipping, finite_check, fp16, CUDA graphs), and for moments in 8
+  // bits, which are decoded on the host and made anew. Throws as replace does, and for parameters that are not contiguous.
   //   means = optimizer.append_rows({{means, more_means}}).front();
   std::vector<torch::Tensor> append_rows(
       const std::vector<std::pair<torch::Tensor, torch::Tensor>>& parameters);

@@ -1,4 +1,5 @@
 // Gradients that are clipped by their norm without a Session.
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -28,8 +29,10 @@ double FusedOptimizer::gradient_norm() const {
 
 StepInputs FusedOptimizer::own_step_inputs() {
   StepInputs inputs = plain_step_inputs();
-  if (max_norm_ == 0 || param_groups_.empty() || param_groups_[0].params().empty()) return inputs;
-  const at::Device device = param_groups_[0].params()[0].device();
+  const auto first = std::find_if(param_groups_.begin(), param_groups_.end(),
+                                  [](const auto& group) { return !group.params().empty(); });
+  if (max_norm_ == 0 || first == param_groups_.end()) return inputs;
+  const at::Device device = first->params()[0].device();
   if (clipping_ == nullptr || clipping_->device() != device) {
     clipping_ = std::make_shared<GradientGuard>(device);
     clipping_->clip_to(max_norm_);

@@ -77,7 +77,7 @@ const RegisteredParameter& find_parameter(const char* optimizer, const char* fun
 std::vector<RegisteredParameter> FusedOptimizer::parameters_to_change(
     const char* function, const std::vector<std::pair<Tensor, Tensor>>& pairs) {
   require_whole(function);
-  require(!traits_->is_onebit, traits_->name, ": ", function,
+  require(!has_own_ranks(), traits_->name, ": ", function,
           " is not for 1-bit optimizers, whose ranks send what they have once agreed on; use FusedAdamW");
   adopt_foreign_options();
   const std::vector<RegisteredParameter> own = view().parameters();
@@ -177,6 +177,8 @@ void FusedOptimizer::set_visible_rows(const std::vector<Tensor>& parameters, con
             parameter.device(), ", but which are visible is said by ", visible.numel(), " numbers on ",
             visible.device());
   }
+  require(!visible.defined() || !has_own_ranks(), traits_->name,
+          ": set_visible_rows is not for 1-bit optimizers, whose ranks send whole tensors; use FusedAdamW");
   for (const Tensor& parameter : parameters) engine().set_visible_rows(parameter, visible);
 }
 

@@ -114,7 +114,8 @@ class Pipeline {
   std::pair<int64_t, int64_t> blocks_of(int64_t chunk = 0) const;
 
   // Forward and backward of a step; session.step() follows. The batch is the same on all ranks of a pipeline;
-  // it is cut along its first dimension, a multiple of the number of micro-batches. `first(data)` returns
+  // it is cut along its first dimension, a multiple of the number of micro-batches, or with
+  // PipelineOptions::weight_by_tokens any number from that on, the same in all tensors. `first(data)` returns
   // what the first block takes: a tensor, or a tuple or vector of tensors. `last(h, target)`, with what the
   // last block returned, returns the mean loss of the micro-batch. Returns the mean loss of the batch, fp32,
   // on every rank of this pipeline. Throws as Session::begin and backward do.

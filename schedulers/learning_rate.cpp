@@ -20,6 +20,15 @@ std::string next_factor_key(size_t group) { return std::string(kNextFactor) + '/
 
 }  // namespace
 
+LearningRate& LearningRate::group(size_t number, const LearningRateSchedule& schedule) & {
+  require(optimizer_ == nullptr, "LearningRate::group(", number,
+          ") belongs before session.use, as ranks compare schedules when they begin; a rate that changes "
+          "later is "
+          "one of custom_schedule");
+  of_groups_.insert_or_assign(number, schedule);
+  return *this;
+}
+
 void LearningRate::attach(SessionParts& parts) {
   if (parts.session_optimizer())
     claim_ = parts.session_optimizer()->claim_learning_rate("the LearningRate hook");

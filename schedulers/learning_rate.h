@@ -29,11 +29,9 @@ class SessionOptimizer;
 class LearningRate : public Hook {
  public:
   explicit LearningRate(const LearningRateSchedule& schedule) : schedule_(schedule) {}
-  // The parameter group of that number, from 0, follows this schedule instead.
-  LearningRate& group(size_t number, const LearningRateSchedule& schedule) & {
-    of_groups_.insert_or_assign(number, schedule);
-    return *this;
-  }
+  // The parameter group of that number, from 0, follows this schedule instead. Throws InvalidArgument once a Session has the
+  // hook: ranks compare schedules when they begin.
+  LearningRate& group(size_t number, const LearningRateSchedule& schedule) &;
   LearningRate&& group(size_t number, const LearningRateSchedule& schedule) && {
     return std::move(group(number, schedule));
   }

@@ -43,6 +43,8 @@ class JointResume {
               " of those given has no Checkpoints hook; add it with use() first");
       require(std::count(hooks_.begin(), hooks_.end(), hook) == 0, "resume_together was given Session ", i,
               " twice; name each once");
+      require(!hook->joint_, "the Checkpoints in ", hook->options_.folder(),
+              " belong to Sessions that resumed together before; give all Sessions of a program in one call");
       require(sessions_[i]->is_before_begin(), "resume_together belongs before the first begin of Session ",
               i);
       require(

@@ -74,6 +74,7 @@ constexpr Size kSizes[] = {
     {"num_attention_heads", &CausalLmConfig::heads}, {"num_key_value_heads", &CausalLmConfig::kv_heads},
     {"head_dim", &CausalLmConfig::head_dim}};
 constexpr size_t kRequiredSizes = 5;  // the first of them
+constexpr int64_t kLargestSize = int64_t{1} << 40;
 
 // What transformers' Qwen2 and Qwen3 have where a file does not say it.
 constexpr int64_t kQwenKvHeads = 32, kQwen3HeadDim = 128;
@@ -101,9 +102,9 @@ class Parser {
     require(!theta_ || !nested_theta_ || *theta_ == *nested_theta_, path_, " has two different rope_theta, ",
             theta_.value_or(0), " and ", nested_theta_.value_or(0));
     config_.theta = nested_theta_.value_or(theta_.value_or(config_.theta));
-    require(scalings_.size() < 2 || scalings_[0] == scalings_[1], path_,
-            " has two different scalings of rotary positions, in rope_scaling and rope_parameters");
-    if (!scalings_.empty()) config_.scaling = scalings_.front();
+    require(ropes_.size() < 2 || ropes_[0] == ropes_[1], path_,
+            " has two different kinds of rotary positions, in rope_scaling and rope_parameters");
+    if (!ropes_.empty()) config_.scaling = ropes_.front();
     return config_;
   }
 
@@ -115,6 +116,7 @@ class Parser {
       if (&size >= kSizes + kRequiredSizes && scanner.take_null()) return;
       config_.*size.member = scanner.integer();
       if (config_.*size.member < 1) scanner.fail_at(at, name, " is 0; it is at least 1");
+      if (config_.*size.member > kLargestSize) scanner.fail_at(at, name, " is ", config_.*size.member);
       return;
     }
     if (has("model_type")) return read_model_type(scanner);
@@ -133,6 +135,12 @@ class Parser {
       theta_ = above_zero(scanner, name, at);
     } else if (has("rope_parameters") || has("rope_scaling")) {
       read_rope(scanner, std::string(name));
+    } else if (has("is_causal")) {
+      require(scanner.boolean(), path_,
+              " has is_causal false: attention in both directions, which CausalLm does not have");
+    } else if (has("partial_rotary_factor")) {
+      if (scanner.peek() == 'n') return scanner.skip_value();
+      if (scanner.number() != 1) refuse(name);
     } else if (has("layer_types")) {
       read_layer_types(scanner);
     } else if (std::find(std::begin(kPassedOver), std::end(kPassedOver), name) != std::end(kPassedOver)) {
@@ -153,25 +161,32 @@ class Parser {
   // Positions that are not scaled or as Llama 3.1's are, in either version's words.
   void read_rope(JsonScanner& scanner, const std::string& field) {
     if (scanner.take_null()) return;
-    std::string type = "default", first_number;
+    std::string type, first_number;
     RopeScaling scaling;
     read_fields(scanner, [&](JsonScanner&, std::string_view name, size_t at) {
       if (name == "rope_theta") {
-        nested_theta_ = above_zero(scanner, name, at);
+        const double theta = above_zero(scanner, name, at);
+        require(nested_theta_.value_or(theta) == theta, path_, " has two different rope_theta, ",
+                nested_theta_.value_or(0), " and ", theta);
+        nested_theta_ = theta;
       } else if (name == "rope_type" || name == "type") {
-        type = scanner.string();
+        const std::string said(scanner.string());
+        require(type.empty() || type == said, path_, " has ", field, " of two types, ",
+                quote_for_message(type), " and ", quote_for_message(said));
+        type = said;
       } else if (read_scaling(scanner, name, at, scaling)) {
         if (first_number.empty()) first_number = name;
-      } else if (name == "partial_rotary_factor" && scanner.peek() == '1') {
+      } else if (name == "partial_rotary_factor" && scanner.peek() != 'n') {
         if (scanner.number() != 1) refuse(concatenate(field, '.', name));
       } else if (!skip_if_off(scanner)) {
         refuse(concatenate(field, '.', name));
       }
     });
-    require(type == "default" || type == "llama3", path_, " has ", field, " of the type ",
+    require(type.empty() || type == "default" || type == "llama3", path_, " has ", field, " of the type ",
             quote_for_message(type), R"(; CausalLm knows "default" and "llama3")");
     if (type == "llama3") return add_scaling(scaling, field);
     if (!first_number.empty()) refuse(concatenate(field, '.', first_number));
+    ropes_.push_back(std::nullopt);
   }
 
   // Returns whether this field is a number of scaled positions, and was read.
@@ -194,7 +209,7 @@ class Parser {
                        " above 0");
     require(scaling.factor >= 1 && scaling.high_freq_factor > scaling.low_freq_factor, path_, " has ", field,
             " with a factor below 1, or a high_freq_factor that is not above low_freq_factor");
-    scalings_.push_back(scaling);
+    ropes_.push_back(scaling);
   }
 
   void read_layer_types(JsonScanner& scanner) {
@@ -227,7 +242,7 @@ class Parser {
   const std::string& path_;
   CausalLmConfig config_;
   std::optional<double> theta_, nested_theta_;
-  std::vector<RopeScaling> scalings_;
+  std::vector<std::optional<RopeScaling>> ropes_;  // what rope_scaling and rope_parameters say
 };
 
 void add_rope(JsonWriter& json, std::string_view field, const CausalLmConfig& config) {
@@ -265,8 +280,8 @@ std::string causal_lm_config_text(const CausalLmConfig& config, const CausalLmNo
   json.add("bos_token_id", nullptr).add("dtype", notes.dtype).add("eos_token_id", nullptr);
   json.add("hidden_act", "silu");
   for (const Size& size : kSizes) json.add(size.field, config.*size.member);
-  json.add("initializer_range", config.init_std).add("max_position_embeddings", notes.max_positions);
-  json.add("model_type", config.model_type).add("pad_token_id", nullptr).add("rms_norm_eps", config.eps);
+  json.key("initializer_range").real(config.init_std).add("max_position_embeddings", notes.max_positions);
+  json.add("model_type", config.model_type).add("pad_token_id", nullptr).key("rms_norm_eps").real(config.eps);
   add_rope(json, "rope_parameters", config);
   if (config.scaling) add_rope(json, "rope_scaling", config);  // transformers 4
   json.add("rope_theta", config.theta).add("tie_word_embeddings", config.tied);
@@ -281,7 +296,9 @@ std::string difference(const CausalLmConfig& there, const CausalLmConfig& model)
   const auto sentence = [](std::string_view field, const auto& a, const auto& b) {
     return concatenate(field, " ", a, " there, but ", b, " in the model");
   };
-  if (there.model_type != model.model_type) return sentence("model_type", there.model_type, model.model_type);
+  if (there.model_type != model.model_type) {
+    return sentence("model_type", there.model_type, model.model_type.empty() ? "none" : model.model_type);
+  }
   for (const Size& size : kSizes) {
     const int64_t a = there.*size.member, b = model.*size.member;
     if (a != b) return sentence(size.field, a, b);

@@ -7,6 +7,7 @@
 
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/hooks/session_parts.h>
@@ -79,11 +80,9 @@ bool is_first_joint_save(const std::string& text) {
 void JointSaves::after_step(const Checkpoints& hook, bool is_due, bool stands_still) {
   is_due_ = is_due_ || is_due;
   stands_still_ = stands_still_ || stands_still;
+  if (is_due_) require_complete();
   const bool is_end_of_round = is_complete_ && &hook == hooks_.back();
-  require(is_complete_ || !is_due_,
-          "a Session whose checkpoints belong to those of this one is gone; keep all Sessions that resumed "
-          "together until each has called finish()");
-  if (!is_end_of_round || !is_due_) return;
+  if (!is_end_of_round || !is_due_ || is_in_window()) return;
   complete_all();
   if (behind().size() <= 1) save(stands_still_);
 }
@@ -91,6 +90,7 @@ void JointSaves::after_step(const Checkpoints& hook, bool is_due, bool stands_st
 void JointSaves::save_now() {
   complete_all();
   if (is_saved()) return;
+  require_complete();
   const std::vector<Checkpoints*> waiting = behind();
   require(waiting.size() <= 1, "the Sessions whose checkpoints are in ",
           waiting.empty() ? "" : waiting.front()->options_.folder(), " and ",
@@ -102,8 +102,10 @@ void JointSaves::save_now() {
 
 void JointSaves::finish(const Checkpoints& hook) {
   finished_.insert(&hook);
-  if (finished_.size() < hooks_.size()) return;
+  const auto has_finished = [&](const Checkpoints* each) { return finished_.count(each) > 0; };
+  if (!std::all_of(hooks_.begin(), hooks_.end(), has_finished)) return;
   complete_all();
+  if (!is_saved()) require_complete();
   const auto has_stepped = [](const Checkpoints* each) { return each->parts_->progress.step > 0; };
   if (std::any_of(hooks_.begin(), hooks_.end(), has_stepped) && !is_saved()) {
     if (behind().size() <= 1) {
@@ -122,6 +124,18 @@ void JointSaves::finish(const Checkpoints& hook) {
 void JointSaves::remove(const Checkpoints& hook) {
   is_complete_ = false;
   hooks_.erase(std::remove(hooks_.begin(), hooks_.end(), &hook), hooks_.end());
+  finished_.erase(&hook);
+}
+
+void JointSaves::require_complete() const {
+  require(is_complete_,
+          "a Session whose checkpoints belong to those of this one is gone; keep all Sessions that resumed "
+          "together until each has called finish()");
+}
+
+bool JointSaves::is_in_window() const {
+  return std::any_of(hooks_.begin(), hooks_.end(),
+                     [](const Checkpoints* each) { return each->parts_->progress.micro_step != 0; });
 }
 
 // Everything as it is now is in checkpoints that belong together.
@@ -169,12 +183,33 @@ void JointSaves::save(bool stands_still) {
   for (Checkpoints* each : hooks_) {
     if (stands_still || !last.empty()) each->complete_save();
   }
-  for (Checkpoints* each : last) {
-    each->begin_save(text);
-    if (stands_still) each->complete_save();
+  if (last.empty() || !would_replace_finite(*last.front())) {
+    for (Checkpoints* each : last) {
+      each->begin_save(text);
+      if (stands_still) each->complete_save();
+    }
+    saved_any_ = true;
   }
-  saved_any_ = true;
   is_due_ = stands_still_ = false;
+}
+
+// The one that is behind() holds the newest moment at which all were finite, and one of the others, which have been written, is
+// not finite any more. What is there stays.
+bool JointSaves::would_replace_finite(const Checkpoints& behind) const {
+  const auto is_finite = [&](const Checkpoints* each) { return each == &behind || each->saved_is_finite_; };
+  const bool are_finite = std::all_of(hooks_.begin(), hooks_.end(), is_finite);
+  bool would = !are_finite && behind.stays_ == behind.saved_step_;  // as rank 0 sees it
+  Communicator& world = behind.parts_->world();
+  if (world.world_size() > 1) would = world.exchange(would ? "yes" : "no").front() == "yes";
+  if (!would) return false;
+  if (behind.parts_->is_first_rank()) {
+    std::fprintf(stderr,
+                 "pacer: parameters of another Session are not finite, so the checkpoint of step %lld in %s "
+                 "stays: it is "
+                 "of the newest moment at which all were\n",
+                 static_cast<long long>(behind.saved_step_), behind.options_.folder().c_str());
+  }
+  return true;
 }
 
 }  // namespace pacer::detail

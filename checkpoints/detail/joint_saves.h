@@ -58,6 +58,9 @@ class JointSaves {
  private:
   bool is_saved() const;
   std::vector<Checkpoints*> behind() const;
+  void require_complete() const;  // throws InvalidArgument where a hook was destroyed
+  bool is_in_window() const;
+  bool would_replace_finite(const Checkpoints& behind) const;
   void complete_all();
   void save(bool stands_still);
 

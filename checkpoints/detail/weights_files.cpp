@@ -120,6 +120,10 @@ WeightsFiles find_weights(const std::string& path) {
   return newest.empty() ? hugging_face_weights(path, names) : checkpoint_weights(newest);
 }
 
+WeightsFiles find_hugging_face_weights(const std::string& folder) {
+  return hugging_face_weights(folder, list_folder(posix_file_system(), folder + "/."));
+}
+
 std::vector<SafetensorsFile> read_headers(const WeightsFiles& files) {
   std::vector<SafetensorsFile> headers;
   for (const std::string& path : files.paths) {

@@ -26,6 +26,9 @@ struct WeightsFiles {
 // latter are followed: the cache of Hugging Face is made of them. FileError.
 WeightsFiles find_weights(const std::string& path);
 
+// Those of a folder with model.safetensors or model.safetensors.index.json, whatever checkpoints are there. FileError.
+WeightsFiles find_hugging_face_weights(const std::string& folder);
+
 // Names and facts of the tensors in the files, no values. Where there is an index, each tensor must be in the
 // file that it names and in no other. (The index's total_size is not compared: its writers count tied tensors
 // in different ways, and each file's own header says how long the file must be.) FileError.

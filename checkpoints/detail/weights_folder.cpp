@@ -17,6 +17,7 @@ void replace_weights_and_config(const std::string& folder, const char* weights, 
   FileSystem& files = posix_file_system();
   make_folders(files, folder);
   const std::string model_path = path_in(folder, weights), config_path = path_in(folder, config);
+  const std::optional<std::string> before = content_if_there(config_path);
   write_next(model_path, [&](ByteSink& out) { write_tensors(out, tensors, {{"format", "pt"}}); });
   try {
     write_next(config_path, [&](ByteSink& out) { out.write(text.data(), text.size()); });
@@ -25,7 +26,6 @@ void replace_weights_and_config(const std::string& folder, const char* weights, 
     throw;
   }
   // Tensors never lie beside what was said of other ones: while they change there are none.
-  const std::optional<std::string> before = content_if_there(config_path);
   if (before && *before != text) {
     remove_file(files, config_path);
     sync_folder(files, folder);

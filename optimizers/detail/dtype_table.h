@@ -54,16 +54,14 @@ class DtypeTable {
     gradients_.set(position, {gradient, step_group});
   }
 
-  // Steps change these rows of the tensor alone; clear_rows: all rows of all tensors again. Not where the state is paged,
-  // and for the rules that VisibleRows lets through.
-  void set_rows(size_t position, kernels::RowMask rows) {
-    rows_.host().resize(counts_.size());
-    rows_.set(position, rows);
-    has_rows_ = true;
-  }
-  void clear_rows() {
-    for (size_t i = 0; i < rows_.host().size(); ++i) rows_.set(i, {});
-    has_rows_ = false;
+  size_t tensors() const { return counts_.size(); }
+  // Steps change these rows alone, by tensor; all rows of all tensors where the list is empty. Returns whether the next step
+  // needs another kernel than the one before. Not where the state is paged, and for the rules that VisibleRows lets through.
+  bool set_rows(const std::vector<kernels::RowMask>& rows) {
+    if (!rows.empty()) rows_.host().resize(counts_.size());
+    for (size_t i = 0; i < rows.size(); ++i) rows_.set(i, rows[i]);
+    const bool had_rows = std::exchange(has_rows_, !rows.empty());
+    return had_rows != has_rows_;
   }
   bool has_rows() const { return has_rows_; }
 

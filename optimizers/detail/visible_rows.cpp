@@ -37,12 +37,8 @@ void VisibleRows::set(const at::Tensor& parameter, const at::Tensor& visible) {
 
 bool VisibleRows::give(const OptimizerTraits& traits, const std::vector<GroupSettings>& settings,
                        const std::vector<ParameterEntry>& entries, std::vector<DtypeTable>& tables) {
-  const auto count = [&] {
-    return std::count_if(tables.begin(), tables.end(),
-                         [](const DtypeTable& table) { return table.has_rows(); });
-  };
-  const auto before = count();
-  if (before == 0 && are_all()) return false;
+  const auto have_rows = [](const DtypeTable& table) { return table.has_rows(); };
+  if (are_all() && std::none_of(tables.begin(), tables.end(), have_rows)) return false;
   const auto for_masks = [&](const auto& work) {
     for (const ParameterEntry& entry : entries) {
       if (const Mask* const mask = find(entry.parameter)) work(entry, mask->visible);
@@ -58,12 +54,18 @@ bool VisibleRows::give(const OptimizerTraits& traits, const std::vector<GroupSet
             " on ", entry.parameter.device(),
             " are visible; call set_visible_rows after a parameter has changed");
   });
-  for (DtypeTable& table : tables) table.clear_rows();
+  std::vector<std::vector<kernels::RowMask>> masks(tables.size());  // empty: all rows of a table
   for_masks([&](const ParameterEntry& entry, const at::Tensor& visible) {
+    std::vector<kernels::RowMask>& of_table = masks[entry.table];
+    of_table.resize(tables[entry.table].tensors());
     const int64_t width = visible.numel() == 0 ? 0 : entry.range.count / visible.numel();
-    tables[entry.table].set_rows(entry.position, {visible.const_data_ptr<bool>(), width});
+    of_table[entry.position] = {visible.const_data_ptr<bool>(), width};
   });
-  return before != count();
+  bool is_another_kernel = false;
+  for (size_t i = 0; i < tables.size(); ++i) {
+    is_another_kernel = tables[i].set_rows(masks[i]) || is_another_kernel;
+  }
+  return is_another_kernel;
 }
 
 }  // namespace pacer::detail

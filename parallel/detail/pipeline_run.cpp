@@ -20,15 +20,28 @@ namespace pacer::detail {
 
 std::vector<Tensors> PipelineRun::micro_batches(const Tensors& batch) const {
   const int64_t count = hook_.schedule().micro_batches;
+  const bool may_differ = hook_.session_parts()->weight_by_tokens;
+  const auto rows_of = [](const at::Tensor& tensor) {
+    return tensor.defined() && tensor.dim() > 0 ? tensor.size(0) : 0;
+  };
   std::vector<Tensors> all(static_cast<size_t>(count));
   for (const at::Tensor& tensor : batch) {
-    require(tensor.defined() && tensor.dim() > 0 && tensor.size(0) % count == 0 && tensor.size(0) > 0,
-            "a tensor of the batch given to the Pipeline ",
+    const int64_t all_rows = rows_of(tensor);
+    const bool is_even = all_rows % count == 0;
+    require(all_rows >= count && (may_differ || is_even), "a tensor of the batch given to the Pipeline ",
             tensor.defined() ? concatenate("has shape ", tensor.sizes()) : "is undefined", ", but ", count,
-            " micro-batches need a first dimension that is a multiple of ", count);
-    const int64_t rows = tensor.size(0) / count;
-    for (int64_t k = 0; k < count; ++k)
-      all[static_cast<size_t>(k)].push_back(tensor.narrow(0, k * rows, rows));
+            " micro-batches need a first dimension that is a multiple of ", count,
+            "; with PipelineOptions::weight_by_tokens it may be any number from ", count, " on");
+    require(is_even ? rows_of(batch.front()) % count == 0 : all_rows == rows_of(batch.front()),
+            "the tensors of a batch whose rows are no multiple of ", count,
+            " micro-batches have as many rows each, not ", rows_of(batch.front()), " and ", all_rows,
+            "; let a row of each belong to one example");
+    int64_t first = 0;
+    for (int64_t k = 0; k < count; ++k) {
+      const int64_t rows = all_rows / count + (k < all_rows % count ? 1 : 0);
+      all[static_cast<size_t>(k)].push_back(tensor.narrow(0, first, rows));
+      first += rows;
+    }
   }
   return all;
 }
@@ -140,7 +153,7 @@ void PipelineRun::forward(SessionWindow* window, const PipelineAction& action) {
         loss.defined() && loss.numel() == 1 && at::isFloatingType(loss.scalar_type()),
         "the last stage of a Pipeline needs a loss that is one floating-point number; take the mean over the "
         "micro-batch");
-    add_loss(loss, window ? window->weight(action.micro_batch) : 1.0);
+    add_loss(loss, window ? window->weight(action.micro_batch) : share_of_rows(k));
     if (window) saved.outputs = {window->scaled_loss(action.micro_batch, loss)};
   } else {
     hook_.messages().send_activations(stage, kinds_[k], saved.outputs);
@@ -193,6 +206,13 @@ void PipelineRun::backward_weight(SessionWindow& window, const PipelineAction& a
   const auto saved = saved_passes_.find({action.micro_batch, action.chunk});
   saved->second.split->weight_half();
   saved_passes_.erase(saved);
+}
+
+double PipelineRun::share_of_rows(size_t k) const {
+  const auto rows = [&](size_t micro_batch) {
+    return static_cast<double>(batches_[micro_batch].front().size(0));
+  };
+  return batches_[k].empty() ? 1.0 : rows(k) / rows(0);
 }
 
 void PipelineRun::add_loss(const at::Tensor& loss, double weight) {

@@ -44,6 +44,8 @@ class PipelineRun {
   };
 
   std::vector<Tensors> micro_batches(const Tensors& batch) const;
+  // What micro-batch `k` counts in an evaluation, where the first counts 1.
+  double share_of_rows(size_t k) const;
   std::string checksum_of_batch(const Tensors& batch) const;
   void run_plan(SessionWindow& window);
   // `window` may be null: then without backward.

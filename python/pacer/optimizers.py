@@ -193,7 +193,8 @@ class _FusedOptimizer(Optimizer):
     def append_rows(self, parameters: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.nn.Parameter]:
         """Puts the rows of each second tensor behind those of its first, which keeps its name and state; new rows begin anew.
         Returns what takes the parameters' places, for the model. Memory is that of before while there is room, and where there
-        is none, new memory has room for as many rows again. All of it or, with a ValueError, nothing. Never waits for a GPU."""
+        is none, new memory has room for as many rows again. All of it or, with a ValueError, nothing. A GPU is waited for
+        where it counts the steps (clipping, finite_check) alone, and for state in 8 bits."""
         pairs = [tuple(pair) for pair in parameters]
         self._send_changes()
         grown = self._call(self._handle.append_rows, [before for before, _ in pairs], [more for _, more in pairs])

@@ -44,6 +44,8 @@ class GradientCopies : public Hook {
 
 struct Setup {
   int64_t depth = 6, steps = 3, micro_batches = 4, rows = 2;  // rows of a micro-batch
+  int64_t rows_left = 0;                                      // so many micro-batches have one more
+  int64_t rows_of_batch() const { return rows * micro_batches + rows_left; }
   bool is_tied = false;
   std::function<void(LanguageModel&)> prepare = [](LanguageModel&) {};  // the whole model, before all else
   at::ScalarType dtype = at::kFloat;
@@ -95,7 +97,7 @@ struct PipelineRank {
         [this](Tensor h, Tensor targets) { return model->loss(h, targets); });
   }
   std::pair<Tensor, Tensor> batch(int64_t step) const {
-    return batch_of(setup.rows * setup.micro_batches, step, grid.replicas()->rank());
+    return batch_of(setup.rows_of_batch(), step, grid.replicas()->rank());
   }
   void step(int64_t number) {
     const auto [x, y] = batch(number);
@@ -104,7 +106,7 @@ struct PipelineRank {
     session->step();
   }
   double evaluate() {
-    const auto [x, y] = batch_of(setup.rows * setup.micro_batches, 99);
+    const auto [x, y] = batch_of(setup.rows_of_batch(), 99);
     return pipeline
         .evaluate(
             x, y, [this](Tensor tokens) { return model->embed(tokens); },
@@ -150,20 +152,22 @@ inline Result run_whole(const Setup& setup, int replicas = 1) {
                                          .accumulate_in_fp32(setup.options.accumulate_in_fp32())));
     session.use(GradientCopies(model, gradients));
     setup.use(session, model);
-    const int64_t rows = setup.rows;
     for (int64_t step = 0; step < setup.steps; ++step) {
-      const auto [x, y] = batch_of(rows * setup.micro_batches, step, rank);
+      const auto [x, y] = batch_of(setup.rows_of_batch(), step, rank);
       double loss = 0;
+      int64_t first = 0;
       for (int64_t k = 0; k < setup.micro_batches; ++k) {
-        auto [tokens, targets] = session.begin(x.narrow(0, k * rows, rows), y.narrow(0, k * rows, rows));
+        const int64_t rows = setup.rows + (k < setup.rows_left ? 1 : 0);
+        auto [tokens, targets] = session.begin(x.narrow(0, first, rows), y.narrow(0, first, rows));
+        first += rows;
         const Tensor own = model->forward(tokens, targets);
         session.backward(own);
         session.step();
-        loss += own.item<double>() / static_cast<double>(setup.micro_batches);
+        loss += own.item<double>() * static_cast<double>(rows) / static_cast<double>(setup.rows_of_batch());
       }
       result.losses.push_back(loss);
     }
-    const auto [x, y] = batch_of(rows * setup.micro_batches, 99);
+    const auto [x, y] = batch_of(setup.rows_of_batch(), 99);
     result.evaluated =
         session.evaluate([&, data = x, target = y] { return model->forward(data, target); }).item<double>();
     session.finish();

@@ -68,6 +68,9 @@ class ThreeSessions {
     const at::NoGradGuard no_grad;
     models_[i]->weight.fill_(std::numeric_limits<float>::quiet_NaN());
   }
+  void freeze(size_t i, bool is_frozen) {
+    for (Tensor& parameter : models_[i]->parameters()) parameter.requires_grad_(!is_frozen);
+  }
   void finish() {
     for (Session* session : all) session->finish();
   }

@@ -1,12 +1,16 @@
 // Folders of Hugging Face with a CausalLm: where rows go, what is refused, and that a refusal changes nothing. That what
 // they mean is what transformers means is in tests/examples/causal_lm_files.py.
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include <nlohmann/json.hpp>
 
 #include <pacer/checkpoints/causal_lm_files.h>
+#include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/save_weights.h>
+#include <pacer/optimizers/fused_adam.h>
+#include <pacer/session/session.h>
 
 #include "support/catch.h"
 #include "support/checkpoints/weight_files.h"
@@ -255,6 +259,8 @@ TEST_CASE("a config.json says what it leaves out by transformers' defaults", "[c
       {"use_sliding_window", false},
       {"rope_scaling", nullptr},
       {"attention_bias", false},
+      {"is_causal", true},
+      {"partial_rotary_factor", 1.0},
       {"attention_dropout", 0.0},
       {"eos_token_id", {1, 2}},
       {"torch_dtype", "bfloat16"},
@@ -293,7 +299,42 @@ TEST_CASE("positions that are scaled as Llama 3.1's are go to a folder and come 
   json changed = config;
   changed["rope_scaling"]["factor"] = 8.0;
   put_config(path, changed);
-  CHECK_THROWS_WITH(causal_lm_options(path), ContainsSubstring("two different scalings of rotary positions"));
+  CHECK_THROWS_WITH(causal_lm_options(path), ContainsSubstring("two different kinds of rotary positions"));
+  changed["rope_scaling"] = {{"rope_type", "default"}};
+  put_config(path, changed);
+  CHECK_THROWS_WITH(causal_lm_options(path), ContainsSubstring("two different kinds of rotary positions"));
+  changed = config;
+  changed["rope_scaling"]["rope_theta"] = 501;
+  changed.erase("rope_theta");
+  put_config(path, changed);
+  CHECK_THROWS_WITH(causal_lm_options(path), ContainsSubstring("two different rope_theta"));
+}
+
+TEST_CASE("a folder is written for those who read it", "[causal_lm][save_weights][errors]") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("hub");
+  CausalLm model(CausalLmOptions(small()).init_std(0).eps(1));
+  save_causal_lm(*model, path);
+  const std::string text = content_of(path + "/config.json");
+  CHECK_THAT(text, ContainsSubstring("\"initializer_range\": 0.0,"));  // no whole number
+  CHECK_THAT(text, ContainsSubstring("\"rms_norm_eps\": 1.0,"));
+  CHECK(causal_lm_options(path).eps() == 1);
+  CHECK_THROWS_WITH(CausalLm(CausalLmOptions(small()).eps(0)),
+                    ContainsSubstring("eps must be a number above 0"));
+  CausalLm uneven(CausalLmOptions(40, 20, 1, 3).kv_heads(3).head_dim(8));
+  CHECK_THROWS_WITH(save_causal_lm(*uneven, path), ContainsSubstring("is no multiple of its heads, 3"));
+  // A run's checkpoints beside it are of pacer's names.
+  FusedAdam optimizer(model->named_parameters(), FusedAdamOptions(0.1));
+  Session session(*model, optimizer);
+  session.use(Checkpoints(CheckpointsOptions(path).every(1)));
+  auto [x] = session.begin(torch::zeros({1, 3}, torch::kLong));
+  session.backward(model->loss(x, x));
+  session.step();
+  session.finish();
+  (void)load_causal_lm(*model, path);
+  std::ofstream(path + "/model.safetensors.index.json") << "{}";
+  CHECK_THROWS_WITH(save_causal_lm(*model, path), ContainsSubstring("names the files of other weights"));
+  CHECK(content_of(path + "/config.json") == text);
 }
 
 TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
@@ -316,6 +357,10 @@ TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
       {"hidden_act", "gelu"},
       {"attention_bias", true},
       {"mlp_bias", true},
+      {"is_causal", false},
+      {"partial_rotary_factor", 0},
+      {"vocab_size", int64_t{1} << 60},
+      {"rope_scaling", {{"rope_type", "default"}, {"type", "llama3"}}},
       {"attention_dropout", 0.1},
       {"use_sliding_window", true},
       {"layer_types", {"full_attention", "sliding_attention"}},

@@ -133,6 +133,52 @@ TEST_CASE("a TorchScript module has its names, its mode and its dtype on both si
   CHECK(net.forward({batch(0).to(torch::kDouble)}).toTensor().scalar_type() == torch::kDouble);
 }
 
+TEST_CASE("buffers that a method assigns to have memory of their own and each other's old values",
+          "[script]") {
+  torch::jit::Module net("Kept");
+  net.register_parameter("weight", torch::ones({1}).requires_grad_(), /*is_buffer=*/false);
+  for (const char* name : {"last", "a", "b"}) net.register_buffer(name, torch::zeros({0}));
+  net.define(R"(
+def forward(self, x):
+  self.last = x
+  self.a, self.b = self.b, x.mean([0])
+  y = x * self.weight
+  self.last = y.detach()
+  return y
+def swap(self, x):
+  self.a, self.b = self.b, self.a
+  return x
+)");
+  const auto model = modules::script_module(net);
+  const auto buffer = [&](const char* name) { return model->named_buffers()[name]; };
+  const Tensor data = torch::arange(12, torch::kFloat).view({4, 3});
+  const Tensor first = model->forward(data.narrow(0, 0, 2)), first_values = first.detach().clone();
+  (void)model->forward(data.narrow(0, 2, 2));
+  CHECK(same_bits(data, torch::arange(12, torch::kFloat).view({4, 3})));
+  CHECK(same_bits(first.detach(), first_values));
+  CHECK(same_bits(buffer("last"), data.narrow(0, 2, 2)));
+  CHECK(same_bits(buffer("a"), data.narrow(0, 0, 2).mean(0)));
+  CHECK(same_bits(buffer("b"), data.narrow(0, 2, 2).mean(0)));
+  (void)model->run({data}, "swap");
+  CHECK(same_bits(buffer("a"), data.narrow(0, 2, 2).mean(0)));
+  CHECK(same_bits(buffer("b"), data.narrow(0, 0, 2).mean(0)));
+  for (const char* name : {"last", "a", "b"}) CHECK(net.attr(name).toTensor().is_same(buffer(name)));
+}
+
+TEST_CASE("backward notices a buffer that it needs and a method has assigned to", "[script][mistakes]") {
+  for (const char* update : {"self.scale * 2", "torch.cat([self.scale, self.scale])"}) {
+    CAPTURE(update);
+    torch::jit::Module net("Scaled");
+    net.register_parameter("weight", torch::ones({2}).requires_grad_(), /*is_buffer=*/false);
+    net.register_buffer("scale", torch::ones({2}));
+    net.define("def forward(self, x):\n  y = x * self.weight * self.scale\n  self.scale = " +
+               std::string(update) + "\n  return y\n");
+    const auto model = modules::script_module(net);
+    const Tensor y = model->forward(torch::ones({2}));
+    CHECK_THROWS_WITH(y.sum().backward(), Catch::Matchers::Contains("modified by an inplace operation"));
+  }
+}
+
 TEST_CASE("what was trained is in the file that TorchScript writes, and in a checkpoint",
           "[script][resume]") {
   // What TorchScript has compiled anew after its first calls rounds in other places.

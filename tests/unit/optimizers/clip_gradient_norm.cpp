@@ -96,6 +96,19 @@ TEST_CASE("the norm is that of all groups in double, and the factor min(1, max /
   CHECK(message_of([&] { (void)optimizer.gradient_norm(); }).find("call that first") != std::string::npos);
 }
 
+TEST_CASE("clipping does without the parameters of an empty group", "[optimizer][clipping]") {
+  const Tensor a = torch::zeros({2}).requires_grad_();
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<Tensor>{});
+  groups.emplace_back(std::vector<Tensor>{a});
+  FusedSgd optimizer(groups, FusedSgdOptions(1.0));
+  optimizer.clip_gradient_norm(1);
+  a.mutable_grad() = torch::tensor({3.0f, 4.0f});
+  optimizer.step();
+  CHECK(optimizer.gradient_norm() == 5);
+  CHECK(torch::allclose(a.detach(), torch::tensor({-0.6f, -0.8f})));
+}
+
 TEST_CASE("gradients that are not finite change nothing where they are clipped", "[optimizer][clipping]") {
   const RegisteredOptimizer form = own_optimizers_without_ranks().front();
   const Run run(form, form.dtype);

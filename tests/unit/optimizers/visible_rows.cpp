@@ -301,4 +301,51 @@ TEST_CASE("what set_visible_rows refuses changes nothing", "[optimizer][rows][mi
   CHECK(coded.eq(1).all().item<bool>());
 }
 
+// What a captured step would do again.
+TEST_CASE("masks that go from tensors of one dtype to those of another need another kernel",
+          "[optimizer][rows]") {
+  const Tensor a = torch::ones({4, 3}).requires_grad_(),
+               b = torch::ones({4, 3}).to(torch::kBFloat16).requires_grad_();
+  FusedAdam optimizer({a, b}, FusedAdamOptions(0.1));
+  const Tensor visible = torch::tensor({true, false, true, false}, torch::kBool);
+  const auto version_of_step = [&] {
+    for (const Tensor& parameter : {a, b})
+      parameter.mutable_grad() = torch::ones(parameter.sizes(), parameter.options().requires_grad(false));
+    optimizer.step();
+    return static_cast<SessionOptimizer&>(optimizer).enqueue_version();
+  };
+  optimizer.set_visible_rows({a}, visible);
+  const int64_t of_a = version_of_step();
+  CHECK(version_of_step() == of_a);
+  optimizer.set_visible_rows({a}, visible.logical_not());  // other rows, the same kernel
+  CHECK(version_of_step() == of_a);
+  optimizer.set_visible_rows({a}, {});
+  optimizer.set_visible_rows({b}, visible);
+  const int64_t of_b = version_of_step();
+  CHECK(of_b != of_a);
+  optimizer.set_visible_rows({b}, {});
+  CHECK(version_of_step() != of_b);
+}
+
+TEST_CASE("rows are not for the 1-bit optimizers, OneBitMuon among them", "[optimizer][rows][mistakes]") {
+  const auto world = Communicator::in_process(1).front();
+  const Tensor matrix = torch::ones({8, 4}).requires_grad_();
+  OneBitMuonOptions options(0.1);
+  OneBitMuon optimizer({matrix}, options.orthogonalize(false), world);
+  matrix.mutable_grad() = torch::ones({8, 4});
+  optimizer.step();
+  const Tensor before = matrix.detach().clone();
+  CHECK(message_of([&] {
+          optimizer.set_visible_rows({matrix}, torch::ones({8}, torch::kBool));
+        }).find("not for 1-bit optimizers") != std::string::npos);
+  CHECK(message_of([&] {
+          (void)optimizer.append_rows({{matrix, torch::ones({2, 4})}});
+        }).find("append_rows is not for 1-bit optimizers") != std::string::npos);
+  const Tensor now = torch::ones({8, 4}).requires_grad_();
+  CHECK(message_of([&] {
+          optimizer.replace({{matrix, now}}, torch::arange(8));
+        }).find("replace is not for 1-bit optimizers") != std::string::npos);
+  CHECK(same_bits(matrix, before));
+}
+
 }  // namespace pacer::testing::visible_rows

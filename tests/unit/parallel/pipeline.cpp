@@ -146,6 +146,23 @@ TEST_CASE("pipelines beside each other add their gradients as replicas do", "[pi
   }
 }
 
+TEST_CASE("a batch of any number of rows is cut into micro-batches that count by their tokens",
+          "[pipeline]") {
+  Setup setup;
+  setup.options.weight_by_tokens(true);
+  for (const int64_t left : {1, 3}) {
+    setup.rows_left = left;
+    const Result whole = run_whole(setup);
+    for (const Schedule& schedule : kSchedules) {
+      INFO(schedule.name << ", " << left << " rows left");
+      const Result piped = run_piped(setup, schedule.make(setup.micro_batches), 2);
+      require_same(whole, piped);
+      CHECK(piped.losses.front() == Catch::Approx(whole.losses.front()).epsilon(1e-6));
+      CHECK(piped.evaluated == Catch::Approx(whole.evaluated).epsilon(1e-6));
+    }
+  }
+}
+
 // Gradients of a tied parameter are added up rank by rank, those of the whole model micro-batch by
 // micro-batch.
 TEST_CASE("a parameter of the first and the last stage stays one", "[pipeline]") {

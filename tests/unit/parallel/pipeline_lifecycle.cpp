@@ -195,6 +195,11 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
        }},
       {"gradients switched off", "use Pipeline::evaluate for a loss alone",
        [](Setup& s, auto&) { s.steps = -2; }},
+      {"other rows in one tensor", "have as many rows each, not 7 and 6",
+       [](Setup& s, auto&) {
+         s.options.weight_by_tokens(true);
+         s.steps = -3;
+       }},
       {"a loss of several numbers", "needs a loss that is one floating-point number",
        [](Setup& s, auto&) { s.steps = -1; }},
   };
@@ -210,6 +215,10 @@ TEST_CASE("a pipeline says what is wrong with how it is set up, and changes noth
         (void)rank.pipeline.step(
             *rank.session, x, y, [&](Tensor tokens) { return rank.model->embed(tokens); },
             [](Tensor h, Tensor) { return h; });
+      }
+      if (setup.steps == -3) {
+        const auto [x, y] = rank.batch(0);
+        (void)rank.pass(x.narrow(0, 0, 7), y.narrow(0, 0, 6));
       }
       rank.step(0);
     });

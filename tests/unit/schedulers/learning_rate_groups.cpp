@@ -125,6 +125,18 @@ TEST_CASE("a schedule of a group that is not there is refused", "[session][learn
   other.use(by_groups());  // the refused one left no claim behind
 }
 
+TEST_CASE("a group gets its schedule before the Session begins, not after",
+          "[session][learning_rate][mistakes]") {
+  ThreeNumbers model;
+  FusedAdam optimizer(groups_of<FusedAdamOptions>(model), FusedAdamOptions(1));
+  Session session(*model, optimizer);
+  const auto rate = std::make_shared<LearningRate>(constant_schedule());
+  session.use(rate);
+  CHECK(message_of([&] {
+          rate->group(1, constant_schedule());
+        }).find("LearningRate::group(1) belongs before session.use") == 0);
+}
+
 TEST_CASE("a run that goes on has the schedules of all groups in what has begun",
           "[session][learning_rate]") {
   const TemporaryFolder folder;

@@ -286,8 +286,8 @@ TEST_CASE("resume_together says what it needs", "[session][resume][gan][errors]"
   CHECK(contains(of_keep, folder.path() + "/discriminator"));
   CHECK(contains(of_keep, "keep(2)"));
   resume_quietly(gan);
+  CHECK(contains(refusal([&] { gan.resume(); }), "give all Sessions of a program in one call"));
   gan.round();
-  CHECK(contains(refusal([&] { gan.resume(); }), "before the first begin"));
   gan.finish();
 }
 
@@ -315,6 +315,50 @@ TEST_CASE("Sessions go on from the newest moment at which all were finite, howev
     again.spoil(2);
     for (int i = 0; i < 5; ++i) round(again);
     again.finish();
+  }
+  ThreeSessions resumed(folder.path());
+  CHECK(resume_together(resumed.all) == 2);
+}
+
+TEST_CASE("the newest moment at which all were finite is not written over by one that is not",
+          "[session][resume]") {
+  const TemporaryFolder folder;
+  const CapturedStderr said;
+  {
+    ThreeSessions run(folder.path());
+    resume_together(run.all);
+    for (int round = 0; round < 3; ++round) {
+      for (size_t i = 0; i < 3; ++i) run.step(i);
+    }
+    run.step(1);
+    run.step(0);
+    run.spoil(0);
+    run.step(0);  // ends the run; the last Session has a checkpoint of its step
+    run.finish();
+    CHECK(contains(said.text(), "is of the newest moment at which all were"));
+  }
+  ThreeSessions resumed(folder.path());
+  CHECK(resume_together(resumed.all) == 3);
+}
+
+TEST_CASE("what is frozen while another network trains must be finite, too", "[session][resume][gan]") {
+  const TemporaryFolder folder;
+  const CapturedStderr quiet;
+  const auto round = [](ThreeSessions& run) {
+    run.step(0);
+    run.step(1);
+    run.freeze(0, true);
+    run.step(2);  // all are saved
+    run.freeze(0, false);
+  };
+  {
+    ThreeSessions run(folder.path());
+    resume_together(run.all);
+    round(run);
+    round(run);
+    run.spoil(0);
+    for (int i = 0; i < 4; ++i) round(run);
+    run.finish();
   }
   ThreeSessions resumed(folder.path());
   CHECK(resume_together(resumed.all) == 2);

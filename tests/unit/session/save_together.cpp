@@ -169,4 +169,53 @@ TEST_CASE("a Session that is gone before the others have finished is told of",
   CHECK(contains(refusal([&] { second.step(); }), "until each has called finish()"));
 }
 
+TEST_CASE("a Session that has finished is kept until the others have, or they say what is not saved",
+          "[session][resume][gan][errors]") {
+  const TemporaryFolder folder;
+  const CapturedStderr quiet;
+  auto model = two_layers();
+  FusedAdam of_first(model->parameters(), FusedAdamOptions(0.01)),
+      of_second(model->parameters(), FusedAdamOptions(0.01));
+  auto first = std::make_unique<Session>(model, of_first);
+  Session second(model, of_second);
+  first->use(Checkpoints(CheckpointsOptions(folder.path() + "/first").every(100)));
+  second.use(Checkpoints(CheckpointsOptions(folder.path() + "/second").every(100)));
+  resume_together({first.get(), &second});
+  for (Session* session : {first.get(), &second}) {
+    of_first.zero_grad();
+    auto [x] = session->begin(batch_of(0, 3));
+    session->backward(model->forward(x).square().mean());
+    session->step();
+  }
+  first->finish();
+  first.reset();
+  CHECK(contains(refusal([&] { second.finish(); }), "until each has called finish()"));
+}
+
+TEST_CASE("Sessions are not saved inside of a window", "[session][resume]") {
+  const TemporaryFolder folder;
+  const CapturedStderr quiet;
+  auto model = two_layers();
+  FusedAdam of_first(model->parameters(), FusedAdamOptions(0.01)),
+      of_second(model->parameters(), FusedAdamOptions(0.01));
+  Session first(model, of_first), second(model, of_second);
+  first.use(GradientAccumulation(3))
+      .use(Checkpoints(CheckpointsOptions(folder.path() + "/first").every(100)));
+  second.use(Checkpoints(CheckpointsOptions(folder.path() + "/second").every(2)));
+  resume_together({&first, &second});
+  for (int round = 1; round <= 6; ++round) {
+    for (Session* session : {&first, &second}) {
+      if (session == &second) of_second.zero_grad();
+      auto [x] = session->begin(batch_of(round, 3));
+      session->backward(model->forward(x).square().mean());
+      session->step();
+    }
+    if (round == 2) CHECK(stored_steps(folder.path() + "/second").empty());
+  }
+  first.finish();
+  second.finish();
+  CHECK(stored_steps(folder.path() + "/second") == std::vector<int64_t>{6, 3});
+  CHECK(stored_steps(folder.path() + "/first") == std::vector<int64_t>{2, 1});
+}
+
 }  // namespace pacer::testing::session_save_together
