@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -95,11 +96,20 @@ class JointResume {
     return text.empty() ? "none" : "steps " + text;
   }
 
-  // What is there is a part of the first joint save of a program, which had nothing else to go on from.
+  // What is there is a part of the first joint save of a program, which had nothing else to go on from. It had made all folders.
   bool died_in_first_save() const {
-    return std::all_of(saved_.begin(), saved_.end(), [](const std::vector<JointStep>& saved) {
-      return saved.empty() || (saved.size() == 1 && is_first_joint_save(saved[0].text));
-    });
+    for (size_t i = 0; i < saved_.size(); ++i) {
+      const bool is_its_first = saved_[i].size() == 1 && is_first_joint_save(saved_[i][0].text);
+      if (!(saved_[i].empty() ? has_folder(i) : is_its_first)) return false;
+    }
+    return true;
+  }
+
+  // As rank 0 sees it.
+  bool has_folder(size_t i) const {
+    const bool is_there = std::filesystem::is_directory(hooks_[i]->options_.folder());
+    Communicator& world = sessions_[i]->parts_.world();
+    return world.world_size() == 1 ? is_there : world.exchange(is_there ? "yes" : "no").front() == "yes";
   }
 
   // All are read and checked before one of them is in force.

@@ -116,7 +116,7 @@ class Parser {
       if (&size >= kSizes + kRequiredSizes && scanner.take_null()) return;
       config_.*size.member = scanner.integer();
       if (config_.*size.member < 1) scanner.fail_at(at, name, " is 0; it is at least 1");
-      if (config_.*size.member > kLargestSize) scanner.fail_at(at, name, " is ", config_.*size.member);
+      if (config_.*size.member > kLargestSize) scanner.fail_at(at, name, " is too large");
       return;
     }
     if (has("model_type")) return read_model_type(scanner);

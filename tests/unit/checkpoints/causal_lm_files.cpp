@@ -359,7 +359,6 @@ TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
       {"mlp_bias", true},
       {"is_causal", false},
       {"partial_rotary_factor", 0},
-      {"vocab_size", int64_t{1} << 60},
       {"rope_scaling", {{"rope_type", "default"}, {"type", "llama3"}}},
       {"attention_dropout", 0.1},
       {"use_sliding_window", true},
@@ -396,6 +395,7 @@ TEST_CASE("what a CausalLm cannot do is refused by its name in config.json",
   }
   CHECK_THAT(said_of("attention_bias", true), ContainsSubstring("a bias behind attention"));
   CHECK_THAT(said_of("head_dim", 0), ContainsSubstring("head_dim is 0"));
+  CHECK_THAT(said_of("hidden_size", int64_t{1} << 60), ContainsSubstring("hidden_size is too large"));
   CHECK_THAT(said_of("rms_norm_eps", 0), ContainsSubstring("rms_norm_eps is 0, not above 0"));
   CHECK_THAT(said_of("initializer_range", -1), ContainsSubstring("initializer_range is below 0"));
   for (const char* field : {"model_type", "vocab_size", "hidden_size", "intermediate_size",

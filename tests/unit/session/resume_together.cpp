@@ -155,6 +155,21 @@ TEST_CASE("a program that died in its first save of several Sessions begins anew
   }
 }
 
+TEST_CASE("a folder that is not there is no first save", "[session][resume][gan][errors]") {
+  const TemporaryFolder folder;
+  {
+    SmallGan ended(folder.path());
+    resume_quietly(ended);
+    ended.round();
+    ended.finish();
+  }
+  remove_folder(folder.path() + "/generator");
+  SmallGan again(folder.path());
+  const std::string message = refusal([&] { again.resume(); });
+  CHECK(contains(message, folder.path() + "/generator has none"));
+  CHECK(contains(message, "bring back what is missing"));
+}
+
 TEST_CASE("checkpoints of two attempts at one step are not mixed", "[session][resume][gan]") {
   const TemporaryFolder folder, kept;
   const auto rounds = [&](int count) {

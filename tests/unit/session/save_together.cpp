@@ -195,20 +195,20 @@ TEST_CASE("a Session that has finished is kept until the others have, or they sa
 TEST_CASE("Sessions are not saved inside of a window", "[session][resume]") {
   const TemporaryFolder folder;
   const CapturedStderr quiet;
-  auto model = two_layers();
-  FusedAdam of_first(model->parameters(), FusedAdamOptions(0.01)),
-      of_second(model->parameters(), FusedAdamOptions(0.01));
-  Session first(model, of_first), second(model, of_second);
+  std::vector models{two_layers(), two_layers()};
+  FusedAdam of_first(models[0]->parameters(), FusedAdamOptions(0.01)),
+      of_second(models[1]->parameters(), FusedAdamOptions(0.01));
+  Session first(models[0], of_first), second(models[1], of_second);
   first.use(GradientAccumulation(3))
       .use(Checkpoints(CheckpointsOptions(folder.path() + "/first").every(100)));
   second.use(Checkpoints(CheckpointsOptions(folder.path() + "/second").every(2)));
   resume_together({&first, &second});
   for (int round = 1; round <= 6; ++round) {
-    for (Session* session : {&first, &second}) {
-      if (session == &second) of_second.zero_grad();
-      auto [x] = session->begin(batch_of(round, 3));
-      session->backward(model->forward(x).square().mean());
-      session->step();
+    for (size_t i = 0; i < 2; ++i) {
+      Session& session = i == 0 ? first : second;
+      auto [x] = session.begin(batch_of(round, 3));
+      session.backward(models[i]->forward(x).square().mean());
+      session.step();
     }
     if (round == 2) CHECK(stored_steps(folder.path() + "/second").empty());
   }
