@@ -169,7 +169,7 @@ void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
           "save_causal_lm: transformers refuses a Llama whose hidden, ", config.hidden,
           ", is no multiple of its heads, ", config.heads,
           ", whatever head_dim is; save_weights writes such a model for pacer");
-  const std::string index = detail::path_in(folder, "model.safetensors.index.json");
+  const std::string index = detail::path_in(folder, detail::kModelIndex);
   require(!std::filesystem::exists(index), index,
           " names the files of other weights, which some readers take in place of those of save_causal_lm; "
           "remove "

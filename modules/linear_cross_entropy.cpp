@@ -61,13 +61,12 @@ void make_losses(const at::Tensor& logits, const at::Tensor& targets, const Opti
 // GPU, which adds as it multiplies.
 void add_weight_gradient(const at::Tensor& logits, const at::Tensor& x, bool is_only, at::Tensor& sum) {
   const at::Tensor transposed = logits.t();
-  if (is_only || !x.is_cuda() || x.scalar_type() == at::kFloat) {
+  const bool adds_in_product = x.is_cuda() && x.scalar_type() != at::kFloat;
+  if (is_only) {
+    sum = at::mm(transposed, x);
+  } else if (!adds_in_product) {
     const at::Tensor product = at::mm(transposed, x);
-    if (sum.defined()) {
-      sum.add_(product);
-    } else {
-      sum = is_only ? product : product.to(at::kFloat);
-    }
+    sum = sum.defined() ? sum.add_(product) : product.to(at::kFloat);
   } else if (sum.defined()) {
     at::addmm_out(sum, sum, transposed, x, at::kFloat);
   } else {

@@ -1,7 +1,7 @@
 // Tokens a second of a language model of today, and the share of the GPU's products that they are.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,8 +33,8 @@ transformers' model of the same shape.
   torchrun --no-python --nproc-per-node 8 pacer-bench lm --modes bf16+parameters+recompute
 
 Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after four that do
-not count, on the slowest rank), the peaks of its own memory from before the model is there, its loss in the
-last step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (products of 8-bit
+not count, on the slowest rank), the peaks of its own memory, its loss in the last
+step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (products of 8-bit
 floats, the head in bf16), and recompute, parameters (Shards of the blocks), 8bit (moments), muon.
 )";
 

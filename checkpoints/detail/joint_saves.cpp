@@ -205,8 +205,7 @@ bool JointSaves::would_replace_finite(const Checkpoints& behind) const {
   if (behind.parts_->is_first_rank()) {
     std::fprintf(stderr,
                  "pacer: parameters of another Session are not finite, so the checkpoint of step %lld in %s "
-                 "stays: it is "
-                 "of the newest moment at which all were\n",
+                 "stays: it is of the newest moment at which all were\n",
                  static_cast<long long>(behind.saved_step_), behind.options_.folder().c_str());
   }
   return true;

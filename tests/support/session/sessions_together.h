@@ -63,6 +63,9 @@ class ThreeSessions {
     all[i]->backward(models_[i]->forward(x).square().mean());
     all[i]->step();
   }
+  void round() {
+    for (size_t i = 0; i < 3; ++i) step(i);
+  }
   // Its parameters, and so all its next ones, are not finite from here on.
   void spoil(size_t i) {
     const at::NoGradGuard no_grad;

@@ -310,16 +310,13 @@ TEST_CASE("Sessions go on from the newest moment at which all were finite, howev
           "[session][resume]") {
   const TemporaryFolder folder;
   const CapturedStderr quiet;
-  const auto round = [](ThreeSessions& run) {
-    for (size_t i = 0; i < 3; ++i) run.step(i);
-  };
   {
     ThreeSessions run(folder.path());
     resume_together(run.all);
-    round(run);
-    round(run);
+    run.round();
+    run.round();
     run.spoil(1);
-    for (int i = 0; i < 5; ++i) round(run);
+    for (int i = 0; i < 5; ++i) run.round();
     run.finish();
     CHECK(run.steps_of(0) == std::vector<int64_t>{7, 6, 5, 2});
     CHECK(run.steps_of(1) == std::vector<int64_t>{7, 6, 5, 2});
@@ -328,7 +325,7 @@ TEST_CASE("Sessions go on from the newest moment at which all were finite, howev
     ThreeSessions again(folder.path());
     REQUIRE(resume_together(again.all) == 2);
     again.spoil(2);
-    for (int i = 0; i < 5; ++i) round(again);
+    for (int i = 0; i < 5; ++i) again.round();
     again.finish();
   }
   ThreeSessions resumed(folder.path());
@@ -342,9 +339,7 @@ TEST_CASE("the newest moment at which all were finite is not written over by one
   {
     ThreeSessions run(folder.path());
     resume_together(run.all);
-    for (int round = 0; round < 3; ++round) {
-      for (size_t i = 0; i < 3; ++i) run.step(i);
-    }
+    for (int i = 0; i < 3; ++i) run.round();
     run.step(1);
     run.step(0);
     run.spoil(0);
@@ -386,7 +381,7 @@ TEST_CASE("random numbers, too, are as before where the last of three Sessions c
   {
     ThreeSessions run(folder.path());
     resume_together(run.all);
-    for (size_t i = 0; i < 3; ++i) run.step(i);
+    run.round();
     run.finish();
   }
   ThreeSessions other(folder.path(), /*width_of_last=*/5);

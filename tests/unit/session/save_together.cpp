@@ -1,6 +1,7 @@
 // When Sessions that resumed together save, and what becomes of their last steps.
 #include <csignal>
 #include <memory>
+#include <string>
 
 #include "support/catch.h"
 #include "support/session/sessions_together.h"
@@ -131,7 +132,7 @@ TEST_CASE("a save waits where two Sessions have taken no step, and finish says w
   const CapturedStderr said;
   ThreeSessions run(folder.path());
   resume_together(run.all);
-  for (size_t i = 0; i < 3; ++i) run.step(i);
+  run.round();
   run.step(2);
   const std::string message = refusal([&] { checkpoints_of(*run.all[0]).save_now(); });
   CHECK(contains(message, folder.path() + "/0 and " + folder.path() + "/1"));
@@ -151,45 +152,52 @@ TEST_CASE("a save waits where two Sessions have taken no step, and finish says w
   }
 }
 
+namespace {
+
+// Two Sessions of one model that have resumed together, the first of which may go.
+struct TwoOfOneModel {
+  TwoOfOneModel(const std::string& folder, int64_t every)
+      : first(std::make_unique<Session>(model, of_first)), second(model, of_second) {
+    first->use(Checkpoints(CheckpointsOptions(folder + "/first").every(every)));
+    second.use(Checkpoints(CheckpointsOptions(folder + "/second").every(every)));
+    resume_together({first.get(), &second});
+  }
+  void pass(Session& session) {
+    of_first.zero_grad();
+    auto [x] = session.begin(batch_of(0, 3));
+    session.backward(model->forward(x).square().mean());
+  }
+  torch::nn::Sequential model = two_layers();
+  FusedAdam of_first{model->parameters(), FusedAdamOptions(0.01)};
+  FusedAdam of_second{model->parameters(), FusedAdamOptions(0.01)};
+  std::unique_ptr<Session> first;
+  Session second;
+};
+
+}  // namespace
+
 TEST_CASE("a Session that is gone before the others have finished is told of",
           "[session][resume][gan][errors]") {
   const TemporaryFolder folder;
   const CapturedStderr quiet;
-  auto model = two_layers();
-  FusedAdam of_first(model->parameters(), FusedAdamOptions(0.01)),
-      of_second(model->parameters(), FusedAdamOptions(0.01));
-  auto first = std::make_unique<Session>(model, of_first);
-  Session second(model, of_second);
-  first->use(Checkpoints(CheckpointsOptions(folder.path() + "/first").every(1)));
-  second.use(Checkpoints(CheckpointsOptions(folder.path() + "/second").every(1)));
-  resume_together({first.get(), &second});
-  first.reset();
-  auto [x] = second.begin(batch_of(0, 3));
-  second.backward(model->forward(x).square().mean());
-  CHECK(contains(refusal([&] { second.step(); }), "until each has called finish()"));
+  TwoOfOneModel two(folder.path(), /*every=*/1);
+  two.first.reset();
+  two.pass(two.second);
+  CHECK(contains(refusal([&] { two.second.step(); }), "until each has called finish()"));
 }
 
 TEST_CASE("a Session that has finished is kept until the others have, or they say what is not saved",
           "[session][resume][gan][errors]") {
   const TemporaryFolder folder;
   const CapturedStderr quiet;
-  auto model = two_layers();
-  FusedAdam of_first(model->parameters(), FusedAdamOptions(0.01)),
-      of_second(model->parameters(), FusedAdamOptions(0.01));
-  auto first = std::make_unique<Session>(model, of_first);
-  Session second(model, of_second);
-  first->use(Checkpoints(CheckpointsOptions(folder.path() + "/first").every(100)));
-  second.use(Checkpoints(CheckpointsOptions(folder.path() + "/second").every(100)));
-  resume_together({first.get(), &second});
-  for (Session* session : {first.get(), &second}) {
-    of_first.zero_grad();
-    auto [x] = session->begin(batch_of(0, 3));
-    session->backward(model->forward(x).square().mean());
+  TwoOfOneModel two(folder.path(), /*every=*/100);
+  for (Session* session : {two.first.get(), &two.second}) {
+    two.pass(*session);
     session->step();
   }
-  first->finish();
-  first.reset();
-  CHECK(contains(refusal([&] { second.finish(); }), "until each has called finish()"));
+  two.first->finish();
+  two.first.reset();
+  CHECK(contains(refusal([&] { two.second.finish(); }), "until each has called finish()"));
 }
 
 TEST_CASE("Sessions are not saved inside of a window", "[session][resume]") {
