@@ -5,9 +5,11 @@
 //   loss = lse - (1 - smoothing) x_target - smoothing * mean_j(x_j) + z_loss * lse^2
 //   gradient_j = softmax_j (1 + 2 z_loss lse) - (1 - smoothing) [j = target] - smoothing / columns
 //
+// With a soft cap x is cap tanh(logit / cap) (Gemma 2, arXiv:2408.00118), and the gradient of the logit (1 - (x / cap)^2) as
+// large. A row's weight multiplies its loss and gradient.
 // Smoothing is that of Szegedy et al. (arXiv:1512.00567), z_loss that of PaLM (arXiv:2204.02311). Errors are those of sums in
 // fp32, on a GPU of exponentials with a relative error of 2^-21, too; CPU and GPU do not have the same bits.
-// bf16: reads 2 bytes an element, and with the gradient again 2 and writes 2.
+// bf16: reads 2 bytes an element, and with the gradient again 2 and writes 2, and 1 for codes.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +26,16 @@ struct CrossEntropy {
   const int64_t* targets = nullptr;  // (rows)
   int64_t ignore_index = -100;       // a row with this target has a loss and a gradient of 0
   float smoothing = 0, z_loss = 0;
-  bool wants_gradient = false;  // in the place of the logits
-  float* losses = nullptr;      // (rows)
+  float soft_cap = 0;              // 0: none
+  const float* weights = nullptr;  // (rows); null: ones
+  bool wants_gradient = false;     // in the place of the logits
+  float* losses = nullptr;         // (rows)
+  // Null, or where the gradient goes in e5m2, too, (rows, columns): before the row's weight, times kCrossEntropyCodes. It is cast
+  // from fp32.
+  uint8_t* codes = nullptr;
 };
+// A gradient is at most 1 beside what z_loss adds. So e5m2 reaches from 2^-24 to 224, past all probabilities that matter.
+constexpr float kCrossEntropyCodes = 0x1p8f;
 
 // Rows [begin, end), single-threaded. Targets are from 0 to columns - 1, or ignored.
 void cross_entropy_cpu(const CrossEntropy& work, int64_t begin, int64_t end);

@@ -20,6 +20,7 @@
 #include <pacer/modules/rms_norm.h>
 #include <pacer/modules/rotary.h>
 #include <pacer/modules/transformer_layer.h>
+#include <pacer/modules/with_head.h>
 
 namespace pacer::modules {
 
@@ -58,7 +59,7 @@ struct CausalLmOptions {
   TORCH_ARG(double, init_std) = 0.02;
 };
 
-class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl> {
+class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl>, public WithHead {
  public:
   // Throws InvalidArgument for sizes below 1 and what TransformerLayer refuses.
   explicit CausalLmImpl(const CausalLmOptions& options);
@@ -86,7 +87,7 @@ class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl> {
                                 const LinearCrossEntropyOptions& options = {});
 
   // The weight of the head [vocabulary, hidden]: the embedding's where it is tied.
-  const at::Tensor& head_weight() const { return head ? head->weight : embedding->weight; }
+  const at::Tensor& head_weight() const override { return head ? head->weight : embedding->weight; }
 
   // Floating-point operations that forward and backward of one token take in sequences of this length, for the share of
   // a device's peak: 6 N + 12 * layers * heads * head_dim * sequence (Chowdhery et al., arXiv:2204.02311, appendix B),

@@ -25,3 +25,4 @@
 #include <pacer/modules/sync_batch_norm.h>
 #include <pacer/modules/tensor_call.h>
 #include <pacer/modules/transformer_layer.h>
+#include <pacer/modules/with_head.h>

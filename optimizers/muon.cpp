@@ -9,6 +9,7 @@
 #include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/modules/with_head.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/step_agreement.h>
 #include <pacer/optimizers/detail/step_engine.h>
@@ -24,6 +25,16 @@ std::set<const void*> embedded(const torch::nn::Module& model) {
                               dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get()) != nullptr;
     if (!is_embedding) continue;
     for (const auto& parameter : module->parameters()) found.insert(parameter.unsafeGetTensorImpl());
+  }
+  return found;
+}
+
+// Of modules that tell their head.
+std::set<const void*> heads(const torch::nn::Module& model) {
+  std::set<const void*> found;
+  for (const auto& module : model.modules()) {
+    const auto* const with_head = dynamic_cast<const modules::WithHead*>(module.get());
+    if (with_head != nullptr) found.insert(with_head->head_weight().unsafeGetTensorImpl());
   }
   return found;
 }
@@ -67,6 +78,7 @@ template <class Options>
 std::vector<NamedParamGroup> sorted_groups(const torch::nn::Module& model, const Options& options,
                                            const std::vector<std::string>& adamw) {
   const std::set<const void*> of_embeddings = embedded(model);
+  std::set<const void*> of_heads = heads(model);
   NamedParameters trained, matrices, rest;
   std::set<const void*> seen;
   const void* last = nullptr;
@@ -76,10 +88,11 @@ std::vector<NamedParamGroup> sorted_groups(const torch::nn::Module& model, const
     trained.insert(item.key(), item.value());
     if (item.value().dim() >= 2) last = tensor;
   }
+  if (of_heads.empty()) of_heads.insert(last);
   for (const auto& item : trained) {
     const void* const tensor = item.value().unsafeGetTensorImpl();
-    const bool is_matrix = item.value().dim() >= 2 && tensor != last && of_embeddings.count(tensor) == 0 &&
-                           !begins_with_any(item.key(), adamw);
+    const bool is_matrix = item.value().dim() >= 2 && of_heads.count(tensor) == 0 &&
+                           of_embeddings.count(tensor) == 0 && !begins_with_any(item.key(), adamw);
     (is_matrix ? matrices : rest).insert(item.key(), item.value());
   }
   std::vector<NamedParamGroup> groups;

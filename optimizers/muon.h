@@ -53,9 +53,9 @@ class Muon : public FusedOptimizerOf<MuonOptions> {
 
 // Sorts the trained parameters of a model into two groups for Muon: matrices, and the rest with
 // orthogonalize(false). The rest is what has fewer than two dimensions, what belongs to an Embedding or an
-// EmbeddingBag, the last matrix of the model in the order of registration, which is mostly the head, and all
-// whose names begin with one of `adamw`. A group may be empty, and is then left out. `options` are those of
-// both groups. Tensors that stand under several names come once.
+// EmbeddingBag, the head, and all whose names begin with one of `adamw`. The head is what a module that is a
+// modules::WithHead says, else the last matrix of the model in the order of registration. A group may be empty, and is then
+// left out. `options` are those of both groups. Tensors that stand under several names come once.
 std::vector<NamedParamGroup> muon_groups(const torch::nn::Module& model, const MuonOptions& options = {},
                                          const std::vector<std::string>& adamw = {});
 // The same for OneBitMuon.

@@ -34,17 +34,18 @@ transformers' model of the same shape.
 
 Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after four that do
 not count, on the slowest rank), the peaks of its own memory, its loss in the last
-step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (products of 8-bit
-floats, the head in bf16), and recompute, parameters (Shards of the blocks), 8bit (moments), muon.
+step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (the layers' products of
+8-bit floats), and head (the head's, too), recompute, parameters (Shards of the blocks), 8bit (moments), muon.
 )";
 
 constexpr int kUncountedSteps = 4, kTimedSteps = 8;
 constexpr int64_t kProduct = 8192;
-constexpr const char* kModes = "bf16,fp8,bf16+muon,bf16+8bit,bf16+recompute,fp8+recompute";
-const std::vector<std::string> kWords{"bf16", "fp8", "recompute", "parameters", "8bit", "muon"};
+constexpr const char* kModes = "bf16,fp8,fp8+head,bf16+muon,bf16+8bit,bf16+recompute,fp8+recompute";
+const std::vector<std::string> kWords{"bf16", "fp8", "head", "recompute", "parameters", "8bit", "muon"};
 
 using pacer::modules::CausalLm;
 using pacer::modules::CausalLmOptions;
+using LossOptions = pacer::modules::LinearCrossEntropyOptions;
 
 CausalLmOptions options_of(const std::string& shape) {
   if (shape == "qwen2.5-1.5b") {
@@ -92,6 +93,7 @@ void use_hooks(const Mode& mode, pacer::Session& session, CausalLm& model) {
 
 struct Batch {
   int64_t sequences, length;
+  LossOptions loss;
 };
 
 // Modes train the same model on, because to make one takes far longer than to train it for some steps.
@@ -108,11 +110,12 @@ pacer::JsonLine train(CausalLm& model, const Mode& mode, const Batch& size, cons
   const at::Tensor targets = text.narrow(1, 1, size.length).contiguous();
   std::vector<double> times;
   at::Tensor loss;
+  const LossOptions of_loss = LossOptions(size.loss).fp8(mode.has("head"));
   for (int step = 0; step < kUncountedSteps + kTimedSteps; ++step) {
     world->barrier();
     const double milliseconds = milliseconds_of(device, [&] {
       auto [x, y] = session.begin(ids, targets);
-      loss = model->loss(x, y);
+      loss = model->loss(x, y, of_loss);
       session.backward(loss);
       session.step();
     });
@@ -145,7 +148,8 @@ double product_rate(at::Device device) {
 int run(const examples::OptionValues& given) {
   CausalLmOptions options = options_of(given["shape"].as<std::string>());
   if (given.count("layers") != 0) options.layers(number_in(given, "layers"));
-  const Batch size{number_in(given, "batch"), number_in(given, "sequence")};
+  Batch size{number_in(given, "batch"), number_in(given, "sequence"), {}};
+  if (given.count("chunk") != 0) size.loss.chunk_bytes(number_in(given, "chunk") << 20);
   std::vector<Mode> modes;
   for (const std::string& mode : examples::split(given["modes"].as<std::string>())) modes.emplace_back(mode);
   const World world = pacer::Communicator::from_environment();
@@ -183,6 +187,7 @@ Subcommand subcommand() {
       ("layers", whole_number(), "in the place of the shape's")                                    //
       ("batch", whole_number(16), "sequences of a rank")                                           //
       ("sequence", whole_number(1024), "tokens of a sequence")                                     //
+      ("chunk", whole_number(), "MiB of logits at once; by default 1,536 rows")                    //
       ("modes", word("MODE,...")->default_value(kModes), "words joined by '+'");
   return lm;
 }

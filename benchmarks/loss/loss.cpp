@@ -66,10 +66,15 @@ int run(const examples::OptionValues& given) {
             .add("rows", shape.rows)
             .add("hidden", shape.hidden)
             .add("vocabulary", shape.vocabulary));
-  const auto options = Options().chunk_bytes(number_in(given, "chunk") << 20);
+  Options options;
+  if (given.count("chunk") != 0) options.chunk_bytes(number_in(given, "chunk") << 20);
   measure("linear_cross_entropy", shape,
           [&](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
             return pacer::modules::linear_cross_entropy(hidden, weight, targets, options);
+          });
+  measure("linear_cross_entropy in 8 bits", shape,
+          [&](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
+            return pacer::modules::linear_cross_entropy(hidden, weight, targets, Options(options).fp8(true));
           });
   measure("linear and cross entropy", shape,
           [](const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& targets) {
@@ -86,7 +91,7 @@ Subcommand subcommand() {
       ("rows", whole_number(8192), "tokens")                     //
       ("hidden", whole_number(4096), "width of the model")       //
       ("vocabulary", whole_number(131'072), "rows of the head")  //
-      ("chunk", whole_number(Options().chunk_bytes() >> 20), "MiB of logits at once");
+      ("chunk", whole_number(), "MiB of logits at once; by default 1,536 rows");
   return loss;
 }
 

@@ -38,7 +38,7 @@ struct Options {
   int64_t batch, steps, every;  // sequences of all processes together
   Rule rule;
   double learning_rate, weight_decay, peak;
-  bool bf16, fp8, shards, recompute;
+  bool bf16, fp8, fp8_head, shards, recompute;
   int64_t seed;
 };
 
@@ -95,6 +95,7 @@ void run(const World& world, const Options& options) {
   pacer::require(first.step < options.steps, "the checkpoint in ", options.checkpoints, " is of step ",
                  first.step, "; raise --steps or choose another folder");
 
+  const auto of_loss = pacer::modules::LinearCrossEntropyOptions().fp8(options.fp8_head);
   const auto begin = std::chrono::steady_clock::now();
   torch::Tensor loss;
   while (session.progress().step < options.steps) {
@@ -105,7 +106,7 @@ void run(const World& world, const Options& options) {
     }
     const auto batch = text.training(*rows);
     auto [ids, targets] = session.begin(batch.first, batch.second);
-    loss = model->loss(ids, targets);
+    loss = model->loss(ids, targets, of_loss);
     session.backward(loss);
     session.step();
   }
@@ -164,6 +165,7 @@ std::optional<Start> read_options(int argument_count, char** arguments) {
       ("weight-decay", real(0.1, "0.1"), "of matrices and vectors")                                       //
       ("bf16", examples::make_switch(), "forward in bfloat16")                                            //
       ("fp8", examples::make_switch(), "products of the layers in 8-bit floats")                          //
+      ("fp8-head", examples::make_switch(), "those of the head, too")                                     //
       ("recompute", examples::make_switch(), "layers run again in backward, for memory")                  //
       ("shards", examples::make_switch(), "each process keeps its part of weights and state")             //
       ("checkpoints", place("FOLDER", "none"), "write checkpoints there, and go on from the newest one")  //
@@ -203,9 +205,11 @@ std::optional<Start> read_options(int argument_count, char** arguments) {
   options.peak = examples::value_in<double>(*given, "peak", 0, kLargestPeak);
   options.bf16 = is_on("bf16");
   options.fp8 = is_on("fp8");
+  options.fp8_head = is_on("fp8-head");
   options.recompute = is_on("recompute");
   options.shards = is_on("shards");
   pacer::require(!options.bf16 || !options.fp8, "--fp8 has bf16 around its products; leave --bf16 out");
+  pacer::require(options.fp8 || !options.fp8_head, "--fp8-head goes with --fp8");
   return Start{options, examples::value_in<int>(*given, "processes", 1, kMostProcesses)};
 }
 

@@ -3,6 +3,7 @@
 #include <pacer/kernels/cross_entropy.h>
 
 #include <pacer/kernels/math/adam_storage.h>
+#include <pacer/kernels/math/fp8.h>
 #include <pacer/kernels/cuda/launch.cuh>
 
 namespace pacer::kernels {
@@ -73,8 +74,14 @@ __device__ __forceinline__ RowSums sums_of_block(RowSums mine) {
 template <class Element, int kPacket>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(const CrossEntropy work) {
   Element* const logits = static_cast<Element*>(work.logits) + blockIdx.x * work.columns;
+  uint8_t* const codes = work.codes == nullptr ? nullptr : work.codes + blockIdx.x * work.columns;
   const int64_t target = work.targets[blockIdx.x];
   const bool is_ignored = target == work.ignore_index;
+  const float cap = work.soft_cap, row_weight = work.weights == nullptr ? 1.0f : work.weights[blockIdx.x];
+  const auto value = [&](const Element& element) {
+    const float logit = load(element);
+    return cap > 0 ? cap * tanhf(logit / cap) : logit;
+  };
   const auto over_row = [&](const auto& visit) {
     for (int64_t j = threadIdx.x * kPacket; j < work.columns; j += kCrossEntropyThreads * kPacket) {
       Element elements[kPacket];
@@ -86,20 +93,27 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(con
       visit(j, elements);
     }
   };
-  const auto write = [&](int64_t j, const Element(&elements)[kPacket]) {
+  const auto write = [&](int64_t j, const float(&gradients)[kPacket]) {
+    Element elements[kPacket];
+    uint8_t in_eight[kPacket];
+#pragma unroll
+    for (int k = 0; k < kPacket; ++k) {
+      store(row_weight * gradients[k], elements[k]);
+      in_eight[k] = to_fp8<Fp8Format::e5m2>(gradients[k] * kCrossEntropyCodes);
+    }
     if constexpr (kPacket == 1) {
       logits[j] = elements[0];
+      if (codes != nullptr) codes[j] = in_eight[0];
     } else {
       store_packet(logits + j, elements);
+      if (codes != nullptr) store_packet(codes + j, in_eight);
     }
   };
   if (is_ignored) {
     if (threadIdx.x == 0) work.losses[blockIdx.x] = 0;
     if (!work.wants_gradient) return;
     over_row([&](int64_t j, const Element(&)[kPacket]) {
-      Element zeros[kPacket];
-#pragma unroll
-      for (int k = 0; k < kPacket; ++k) store(0.0f, zeros[k]);
+      const float zeros[kPacket] = {};
       write(j, zeros);
     });
     return;
@@ -108,29 +122,33 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(con
   over_row([&](int64_t, const Element(&elements)[kPacket]) {
     float x[kPacket];
 #pragma unroll
-    for (int k = 0; k < kPacket; ++k) x[k] = load(elements[k]);
+    for (int k = 0; k < kPacket; ++k) x[k] = value(elements[k]);
     sums.add(x);
   });
   sums = sums_of_block(sums);
   const float lse = sums.largest + kLog2 * log2f(sums.sum);
   const bool is_target = target >= 0 && target < work.columns;
-  const float of_target = is_target ? load(logits[target]) : NAN;
+  const float of_target = is_target ? value(logits[target]) : NAN;
   __syncthreads();  // before anything is written
   if (threadIdx.x == 0) {
     const float of_others =
         work.smoothing == 0 ? 0 : work.smoothing * sums.of_all / static_cast<float>(work.columns);
-    work.losses[blockIdx.x] = lse - (1.0f - work.smoothing) * of_target - of_others + work.z_loss * lse * lse;
+    work.losses[blockIdx.x] =
+        row_weight * (lse - (1.0f - work.smoothing) * of_target - of_others + work.z_loss * lse * lse);
   }
   if (!work.wants_gradient) return;
-  const float weight = is_target ? 1.0f + 2.0f * work.z_loss * lse : NAN;
+  const float of_lse = is_target ? 1.0f + 2.0f * work.z_loss * lse : NAN;
   const float of_each = work.smoothing / static_cast<float>(work.columns);
-  over_row([&](int64_t j, Element(&elements)[kPacket]) {
+  over_row([&](int64_t j, const Element(&elements)[kPacket]) {
+    float gradients[kPacket];
 #pragma unroll
     for (int k = 0; k < kPacket; ++k) {
-      const float gradient = weight * fast_exp(load(elements[k]) - lse) - of_each;
-      store(j + k == target ? gradient - (1.0f - work.smoothing) : gradient, elements[k]);
+      const float x = value(elements[k]), share = cap > 0 ? x / cap : 0.0f;
+      const float of_others = of_lse * fast_exp(x - lse) - of_each;
+      const float of_x = j + k == target ? of_others - (1.0f - work.smoothing) : of_others;
+      gradients[k] = of_x * (1.0f - share * share);
     }
-    write(j, elements);
+    write(j, gradients);
   });
 }
 
@@ -142,7 +160,7 @@ void cross_entropy_cuda(const CrossEntropy& work, Stream stream) {
           " rows has too many for one launch; take fewer at once");
   with_element(work.type, [&](auto element) {
     using Element = decltype(element);
-    const bool is_whole = work.columns % 8 == 0 && is_aligned(work.logits);
+    const bool is_whole = work.columns % 8 == 0 && is_aligned(work.logits) && is_aligned(work.codes);
     const auto kernel = is_whole ? cross_entropy_kernel<Element, 8> : cross_entropy_kernel<Element, 1>;
     kernel<<<static_cast<unsigned>(work.rows), kCrossEntropyThreads, 0, stream>>>(work);
   });

@@ -23,20 +23,6 @@ at::Tensor decoded_product(const at::Tensor& a, const at::Tensor& b, const at::T
   return product.to(dtype);
 }
 
-// a [m, k] times b [n, k] transposed, both row by row.
-at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kernels::Fp8Format a_format,
-                          const at::Tensor& b, const at::Tensor& b_inverse, at::ScalarType dtype,
-                          const at::Tensor& bias, bool fast) {
-  const at::ScalarType of_a = a_format == kernels::Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
-  const at::Tensor a_values = a.view(of_a), b_values = b.view(at::kFloat8_e4m3fn);
-  // LibTorch multiplies 8-bit floats on few CPUs, and on the others by a loop for reference.
-  if (a.is_cpu()) return decoded_product(a_values, b_values, a_inverse * b_inverse, dtype, bias);
-  std::optional<at::Tensor> added;
-  if (bias.defined()) added = bias;
-  return at::_scaled_mm(a_values, b_values.t(), a_inverse, b_inverse, added,
-                        /*scale_result=*/std::nullopt, dtype, fast);
-}
-
 // Of a weight [out, in], whatever its storage.
 struct WeightForm {
   at::Device device;
@@ -57,6 +43,19 @@ bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const Weight
 }
 
 }  // namespace
+
+at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kernels::Fp8Format a_format,
+                          const at::Tensor& b, const at::Tensor& b_inverse, at::ScalarType dtype,
+                          const at::Tensor& bias, bool fast) {
+  const at::ScalarType of_a = a_format == kernels::Fp8Format::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
+  const at::Tensor a_values = a.view(of_a), b_values = b.view(at::kFloat8_e4m3fn);
+  // LibTorch multiplies 8-bit floats on few CPUs, and on the others by a loop for reference.
+  if (a.is_cpu()) return decoded_product(a_values, b_values, a_inverse * b_inverse, dtype, bias);
+  std::optional<at::Tensor> added;
+  if (bias.defined()) added = bias;
+  return at::_scaled_mm(a_values, b_values.t(), a_inverse, b_inverse, added,
+                        /*scale_result=*/std::nullopt, dtype, fast);
+}
 
 at::ScalarType computing_type(const at::Tensor& x, bool in_8_bits) {
   const at::DeviceType device = x.device().type();

@@ -29,6 +29,12 @@ bool multiplies(Fp8Layer& layer, const at::Tensor& x, int64_t rows, const module
 // is asked for.
 void refuse_second_derivative();
 
+// a [m, k] times b [n, k] transposed, both row by row in 8-bit floats, b in e4m3: [m, n], times both inverses. `fast`: sums of
+// products are less exact. On a CPU of decoded values, in fp32.
+at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& a_inverse, kernels::Fp8Format a_format,
+                          const at::Tensor& b, const at::Tensor& b_inverse, at::ScalarType dtype,
+                          const at::Tensor& bias, bool fast);
+
 class Product {
  public:
   // weight [out, in]: of any dtype in 8 bits, of `dtype` otherwise (`fp8` null). `records` as in Fp8Tensors.

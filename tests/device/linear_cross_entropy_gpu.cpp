@@ -50,17 +50,37 @@ TEST_CASE("a loss without logits on a GPU is torch's", "[modules][loss][gpu]") {
   }
 }
 
+TEST_CASE("weights of rows, a soft cap and 8-bit floats on a GPU", "[modules][loss][fp8][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const int64_t columns : {48, 5008}) {
+    for (const bool fp8 : {false, true}) {
+      LossCase of = loss_case(60, columns, 32).to(at::kCPU, at::kBFloat16);
+      of.options.soft_cap(5).label_smoothing(0.1).z_loss(1e-3).chunk_bytes(7 * columns * 2).fp8(fp8);
+      of.row_weights = torch::rand({3, 20});
+      CAPTURE(columns, fp8);
+      // Both round the same numbers to 8 bits; products are added in another order, and logits rounded to bf16.
+      CHECK(loss_error(fused_loss_pass(of.to(at::kCUDA, at::kBFloat16)), fused_loss_pass(of)) < 2e-2);
+      const LossPass exact = plain_pass(of.to(at::kCPU, at::kDouble), at::kDouble);
+      CHECK(loss_error(fused_loss_pass(of.to(at::kCUDA, at::kBFloat16)), exact) < (fp8 ? 0.1 : 0.01));
+    }
+  }
+}
+
 TEST_CASE("nobody waits for a loss without logits, and a target that is none makes it NaN",
           "[modules][loss][gpu]") {
   PACER_NEEDS_GPU();
   const LossCase of = loss_case().to(at::kCUDA, at::kBFloat16);
-  (void)fused_loss_pass(of);  // what libraries set up
+  LossCase in_8_bits = loss_case(30, 48).to(at::kCUDA, at::kBFloat16);
+  in_8_bits.options.fp8(true);
+  in_8_bits.row_weights = torch::ones({3, 10}, at::kCUDA);
+  (void)fused_loss_pass(of), (void)fused_loss_pass(in_8_bits);  // what libraries set up
   const torch::Tensor wrong = of.targets + 1000;
   torch::Tensor of_wrong;
   {
     const NoWaiting no_waiting;
     (void)fused_loss_pass(of);
     of_wrong = linear_cross_entropy(of.hidden, of.weight, wrong);
+    (void)fused_loss_pass(in_8_bits);
   }
   CHECK(std::isnan(of_wrong.item<double>()));
 }

@@ -154,4 +154,46 @@ TEST_CASE("a captured step follows a mask that is written to between replays", "
   }
 }
 
+// As a loop without a Session captures it: the table of masks was sent by the step before.
+TEST_CASE("step() is captured with a mask set, and its replays have the bits of the CPU",
+          "[rows][graph][gpu]") {
+  PACER_NEEDS_GPU();
+  torch::manual_seed(8);
+  const c10::cuda::CUDAStream stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  const Tensor initial = torch::randn({1000, 12});
+  const Tensor on_cpu = initial.clone().requires_grad_(), on_gpu = initial.clone().cuda().requires_grad_();
+  on_cpu.mutable_grad() = torch::zeros({1000, 12});
+  on_gpu.mutable_grad() = torch::zeros_like(on_gpu.detach());
+  FusedAdamW cpu({on_cpu}, FusedAdamWOptions(0.1)), gpu({on_gpu}, FusedAdamWOptions(0.1));
+  const Tensor of_cpu = torch::ones({1000}, torch::kBool), of_gpu = of_cpu.cuda();
+  const auto next = [&] {
+    on_cpu.grad().copy_(torch::randn({1000, 12}));
+    of_cpu.copy_(torch::rand({1000}) < 0.3);
+    on_gpu.grad().copy_(on_cpu.grad()), of_gpu.copy_(of_cpu);
+    torch::cuda::synchronize();
+  };
+  cpu.set_visible_rows({on_cpu}, of_cpu), gpu.set_visible_rows({on_gpu}, of_gpu);
+  next();
+  cpu.step(), gpu.step();
+  at::cuda::CUDAGraph graph;
+  torch::cuda::synchronize();
+  graph.capture_begin();
+  gpu.step();
+  graph.capture_end();
+  for (int replay = 0; replay < 4; ++replay) {
+    next();
+    graph.replay();
+    cpu.step();
+    CAPTURE(replay);
+    CHECK(same_bits(on_gpu, on_cpu));
+  }
+  // Steps behind the graph follow another mask.
+  const Tensor other = torch::zeros({1000}, torch::kBool);
+  cpu.set_visible_rows({on_cpu}, other), gpu.set_visible_rows({on_gpu}, other.cuda());
+  next();
+  cpu.step(), gpu.step();
+  CHECK(same_bits(on_gpu, on_cpu));
+}
+
 }  // namespace pacer::testing::visible_rows_gpu

@@ -16,9 +16,11 @@ using modules::LinearCrossEntropyOptions;
 struct LossCase {
   torch::Tensor hidden, weight, targets;  // of any dtype, without gradients
   LinearCrossEntropyOptions options = {};
+  torch::Tensor row_weights = {};
 
   LossCase to(at::Device device, at::ScalarType dtype) const {
-    return {hidden.to(device, dtype), weight.to(device, dtype), targets.to(device), options};
+    return {hidden.to(device, dtype), weight.to(device, dtype), targets.to(device), options,
+            row_weights.defined() ? row_weights.to(device) : row_weights};
   }
 };
 
@@ -40,7 +42,7 @@ template <class Loss>
 LossPass loss_pass(const LossCase& of, const Loss& loss, double scale = 1) {
   const torch::Tensor hidden = of.hidden.detach().clone().requires_grad_();
   const torch::Tensor weight = of.weight.detach().clone().requires_grad_();
-  const torch::Tensor result = loss(hidden, weight, of.targets, of.options);
+  const torch::Tensor result = loss(hidden, weight, of.targets, of.options, of.row_weights);
   (result * scale).backward();
   return {result.detach(), hidden.grad(), weight.grad()};
 }
@@ -48,15 +50,20 @@ LossPass loss_pass(const LossCase& of, const Loss& loss, double scale = 1) {
 // With logits in memory. `wide`: of what comes behind them.
 inline torch::Tensor plain_loss(const torch::Tensor& hidden, const torch::Tensor& weight,
                                 const torch::Tensor& targets, const LinearCrossEntropyOptions& options,
-                                at::ScalarType wide) {
-  const torch::Tensor logits = at::linear(hidden, weight).flatten(0, -2).to(wide);
-  const auto loss = torch::nn::functional::cross_entropy(logits, targets.flatten(),
-                                                         torch::nn::functional::CrossEntropyFuncOptions()
-                                                             .ignore_index(options.ignore_index())
-                                                             .label_smoothing(options.label_smoothing()));
-  if (options.z_loss() == 0) return loss;
-  const torch::Tensor counts = targets.flatten().ne(options.ignore_index());
-  return loss + options.z_loss() * (torch::logsumexp(logits, 1).square() * counts).sum() / counts.sum();
+                                const torch::Tensor& row_weights, at::ScalarType wide) {
+  torch::Tensor logits = at::linear(hidden, weight).flatten(0, -2).to(wide);
+  if (options.soft_cap() > 0) logits = options.soft_cap() * (logits / options.soft_cap()).tanh();
+  torch::Tensor losses = torch::nn::functional::cross_entropy(logits, targets.flatten(),
+                                                              torch::nn::functional::CrossEntropyFuncOptions()
+                                                                  .ignore_index(options.ignore_index())
+                                                                  .label_smoothing(options.label_smoothing())
+                                                                  .reduction(torch::kNone));
+  torch::Tensor counts = targets.flatten().ne(options.ignore_index());
+  if (options.z_loss() != 0)
+    losses = losses + options.z_loss() * torch::logsumexp(logits, 1).square() * counts;
+  if (row_weights.defined()) counts = counts * row_weights.flatten();
+  if (row_weights.defined()) losses = losses * row_weights.flatten();
+  return losses.sum() / counts.sum();
 }
 inline LossPass plain_pass(const LossCase& of, at::ScalarType wide = at::kFloat, double scale = 1) {
   return loss_pass(

@@ -1,7 +1,11 @@
 // Muon: its directions beside the singular value decomposition, and what it does with batches, pieces and
 // groups. Its values over many steps, edits, layouts and dtypes are rows of the registry.
+#include <pacer/modules/causal_lm.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/muon.h>
+
+#include <set>
+#include <string>
 
 #include <ATen/ops/linalg_svd.h>
 #include <ATen/ops/linalg_svdvals.h>
@@ -247,6 +251,19 @@ TEST_CASE("what is no matrix takes AdamW's steps inside Muon, to the bit", "[muo
   }
   CHECK(same_bits(p, q));
   CHECK(muon.param_groups()[0].params()[0].grad().defined() == false);
+}
+
+TEST_CASE("the head of a model that tells it goes to AdamW, tied or not", "[muon][causal_lm]") {
+  for (const bool tied : {false, true}) {
+    const modules::CausalLm model(modules::CausalLmOptions(32, 16, 1, 2).tied(tied));
+    const auto groups = muon_groups(*model);
+    REQUIRE(groups.size() == 2);
+    std::set<std::string> matrices;
+    for (const auto& item : groups[0].parameters) matrices.insert(item.key());
+    CAPTURE(tied);
+    CHECK(matrices == std::set<std::string>{"layers.0.qkv.linear.weight", "layers.0.projection.weight",
+                                            "layers.0.mlp.fc1.weight", "layers.0.mlp.fc2.weight"});
+  }
 }
 
 TEST_CASE("the parameters of a model are sorted into matrices and the rest", "[muon]") {
