@@ -5,4 +5,5 @@
 #include <pacer/checkpoints/causal_lm_files.h>
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/load_weights.h>
+#include <pacer/checkpoints/mean_weights.h>
 #include <pacer/checkpoints/save_weights.h>

@@ -54,13 +54,6 @@ void WeightAverage::attach(SessionParts& parts) {
   parts_ = &parts;
 }
 
-void WeightAverage::arrange() {
-  require(
-      parts_->replicas == nullptr,
-      "WeightAverage cannot average a model whose stages lie on different ranks; leave the Pipeline or the "
-      "average out");
-}
-
 std::string WeightAverage::agreement() const {
   const std::string rule =
       options_.decay() ? "decay " + exact_text(*options_.decay()) + (options_.warm_up() ? ", warm-up" : "")

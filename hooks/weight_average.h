@@ -92,8 +92,6 @@ class WeightAverage : public Hook {
   std::string hook_name() const override { return "weight_average"; }
   Slot slot() const override { return Slot::optimize; }
   void attach(SessionParts& parts) override;
-  // Throws InvalidArgument for a Pipeline.
-  void arrange() override;
   std::string agreement() const override;
   void start(const Progress& progress) override;
   // Throws InvalidArgument while the average is in the model.

@@ -75,6 +75,8 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
                       }
                     }));
        }},
+      {"average of weights",
+       [](Session& s, LanguageModel&) { s.use(WeightAverage(ema(0.7).warm_up(true).every(2))); }},
       {"validation",
        [](Session& s, LanguageModel&) { s.use(Validation(ValidationOptions(1), [] { return 1.0; })); }},
   };
@@ -91,6 +93,7 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
       for (size_t i = 0; i < whole.losses.size(); ++i) {
         REQUIRE(piped.losses[i] == Catch::Approx(whole.losses[i]).epsilon(1e-6));
       }
+      REQUIRE(piped.evaluated == Catch::Approx(whole.evaluated).epsilon(1e-6));
     }
   }
 }

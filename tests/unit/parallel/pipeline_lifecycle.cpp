@@ -49,11 +49,36 @@ Setup with_checkpoints(const std::string& folder) {
   return setup;
 }
 
+// The averages of weights that Sessions on several threads make.
+class Averages {
+ public:
+  void use(Session& session) {
+    const auto average = std::make_shared<WeightAverage>(ema(0.5));
+    session.use(average);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.push_back(average);
+  }
+  void add_to(std::map<std::string, Tensor>& weights) const {
+    for (const auto& average : all_) {
+      for (const auto& [name, tensor] : average->averages()) weights["average of " + name] = tensor.clone();
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<WeightAverage>> all_;
+};
+
 // Steps `from` ... `to` - 1 by a pipeline, or (0 stages) by the whole model, after a resume. The weights
-// then.
+// then, and their averages.
 std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const PipelineSchedule& schedule,
                                     int64_t from, int64_t to) {
-  const Setup setup = with_checkpoints(folder);
+  Setup setup = with_checkpoints(folder);
+  const auto averages = std::make_shared<Averages>();
+  setup.use = [averages, use = setup.use](Session& session, LanguageModel& model) {
+    use(session, model);
+    averages->use(session);
+  };
   std::map<std::string, Tensor> weights;
   if (stages > 0) {
     std::mutex mutex;
@@ -65,6 +90,7 @@ std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const
       for (const auto& [name, tensor] : rank.weights()) weights[name] = tensor;
     });
     REQUIRE(first_of(messages) == "");
+    averages->add_to(weights);
     return weights;
   }
   LanguageModel model = make_model(setup);
@@ -84,6 +110,7 @@ std::map<std::string, Tensor> go_on(const std::string& folder, int stages, const
   }
   session.finish();
   for (const auto& [name, tensor] : detail::model_tensors(*model)) weights[name] = tensor.detach().clone();
+  averages->add_to(weights);
   return weights;
 }
 
