@@ -45,7 +45,7 @@ try() {
     -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" -DPACER_PROGRAM_OPTIMIZATION=-O0 \
     -DPACER_DEPS="${PACER_DEPS:-}" -DPACER_TESTS_OF_LIBTORCH=$differences "${only[@]}" || return
   cmake --build "$folder/build" --parallel "$(nproc)" || return
-  ctest --test-dir "$folder/build" --output-on-failure --parallel "$(($(nproc) + 1))" --output-junit "$folder/results.xml" \
+  OMP_WAIT_POLICY=passive ctest --test-dir "$folder/build" --output-on-failure --parallel "$(($(nproc) + 1))" --output-junit "$folder/results.xml" \
     --test-output-size-passed 10000000 --test-output-size-failed 10000000 || true
   [[ -e $folder/results.xml ]]
 }

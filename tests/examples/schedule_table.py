@@ -261,8 +261,11 @@ EFFECTS = [("", "--learning-rate 2"), ("", "--schedule linear"), ("", "--warmup 
 def check_effects(program):
     tried = set(re.findall(r"--([a-z-]+)", " ".join(f"{run} {option}" for run, option in EFFECTS)))
     chosen = EFFECTS if LONG else EFFECTS[::2]
-    answers = ask_all(program, [f"--steps 100 {run}" for run, _ in chosen] + [f"--steps 100 {run} {option}" for run, option in chosen])
-    for (run, option), before, after in zip(chosen, answers, answers[len(chosen):]):
+    runs = sorted({run for run, _ in chosen})
+    answers = ask_all(program, [f"--steps 100 {run}" for run in runs] + [f"--steps 100 {run} {option}" for run, option in chosen])
+    alone = dict(zip(runs, answers))
+    for (run, option), after in zip(chosen, answers[len(runs):]):
+        before = alone[run]
         if before.returncode != 0 or after.returncode != 0 or before.stdout == after.stdout:
             yield f"{option} changes nothing beside '{run}': {before.stderr}{after.stderr}"
     options = set(re.findall(r"^  --([a-z-]+)", ask(program, "--help").stdout, re.M))

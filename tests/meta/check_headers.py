@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Compiles public headers of the library folders without others before them, so that each includes what it needs. Those
-that include an expensive header of LibTorch are compiled where they have changed, and a quarter of the others by turns; with
-PACER_TEST_LONG=1, or where git does not tell what has changed, all are, and those of detail/, too, which only pacer's own
-files see.
+"""Compiles public headers of the library folders without others before them, so that each includes what it needs. They
+are compiled where they have changed, and a quarter of the others by turns; with PACER_TEST_LONG=1, or where git does not
+tell what has changed, all are. In a long run so are those of detail/, which only pacer's own files see.
 
 One compilation can stand for several headers: for a row of them in which each includes the one before, directly or
 through others. What is there before such a header is there for it in any case.
@@ -25,7 +24,6 @@ LIBRARY = ("core", "files", "kernels", "device", "collectives", "compression", "
 # The most expensive headers of LibTorch, from the one that brings most. A header that includes one is compiled with its
 # precompiled form: what it uses is there in any case, but before its own include.
 EXPENSIVE = ("torch/nn/module.h", "torch/optim/optimizer.h", "ATen/core/Tensor.h")
-BY_TURNS = EXPENSIVE[:2]
 TURNS = 4
 INCLUDE = re.compile(r'^#include [<"]([^>"]+)[>"]', re.MULTILINE)
 
@@ -120,7 +118,7 @@ def check(root, work, compiler):
         since = None if os.environ.get("PACER_TEST_LONG") else parent(root)
         names = changed(root, since) if since else None
         names = None if names is None else {f"pacer/{name}" for name in names}
-        rows |= {expensive: chosen(rows[expensive], names, turn(root, TURNS)) for expensive in BY_TURNS}
+        rows = {expensive: chosen(rows[expensive], names, turn(root, TURNS)) for expensive in rows}
         used = [expensive for expensive in EXPENSIVE if rows[expensive]]
         forms = dict(zip(used, pool.map(lambda header: precompile(work, compiler, header), used)))
         jobs = [(row, forms.get(expensive, ())) for expensive in rows for row in rows[expensive]]

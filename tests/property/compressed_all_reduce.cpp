@@ -97,7 +97,16 @@ struct Drift {
 };
 
 Drift drift_of(int64_t world_size, int64_t size, const CompressionOptions& options, int64_t calls,
-               const OneBitInputs& inputs) {
+               const OneBitInputs& made) {
+  // [rank][call]: made once, for the calls and for their sum.
+  std::vector<std::vector<std::vector<float>>> brought(static_cast<size_t>(world_size));
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    for (int64_t call = 0; call < calls; ++call)
+      brought[static_cast<size_t>(rank)].push_back(made(rank, call));
+  }
+  const OneBitInputs inputs = [&](int64_t rank, int64_t call) {
+    return brought[static_cast<size_t>(rank)][static_cast<size_t>(call)];
+  };
   const auto run =
       run_onebit(Communicator::in_process(static_cast<int>(world_size)), size, options, 0, calls, inputs);
   if (!first_of(run.messages).empty()) return {};
@@ -110,9 +119,9 @@ Drift drift_of(int64_t world_size, int64_t size, const CompressionOptions& optio
     add(rest, floats_of(run.worker_errors[own]), share);
     add(rest, floats_of(run.server_errors[own]), 1, static_cast<size_t>(run.served[own].begin));
     for (int64_t call = 0; call < calls; ++call) {
-      const auto brought = inputs(rank, call);
-      add(rest, brought, -share);
-      drift.norms += share * norm_of(brought);
+      const std::vector<float>& values = brought[own][static_cast<size_t>(call)];
+      add(rest, values, -share);
+      drift.norms += share * norm_of(values);
     }
   }
   drift.lost = norm_of(rest);

@@ -3,6 +3,7 @@
 // same, and refusal in one sentence with nothing changed.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,22 +50,34 @@ inline std::string lifecycle_outcome(Lifecycle& run, const LifecycleEdit& edit, 
   return "";
 }
 
+// `by_turns`: each edit of each optimizer in each dtype is made in the first memory order and in one of the others,
+// which the next edit, dtype and optimizer change, so that over three dtypes it has met them all.
 inline LifecycleCount run_lifecycles(at::Device device, const std::vector<at::ScalarType>& dtypes,
-                                     const std::vector<Layout>& layouts = kAllLayouts) {
+                                     const std::vector<Layout>& layouts = kAllLayouts,
+                                     bool by_turns = false) {
   LifecycleCount count;
+  const std::vector<LifecycleEdit> edits = all_lifecycle_edits();
+  size_t turn = 0;
   for (const RegisteredOptimizer& entry : all_optimizers()) {
     if (!entry.is_own) continue;
+    ++turn;
     for (const at::ScalarType dtype : dtypes) {
-      for (const Layout layout : layouts) {
-        for (const LifecycleEdit& edit : all_lifecycle_edits()) {
+      ++turn;
+      for (size_t l = 0; l < layouts.size(); ++l) {
+        const Layout layout = layouts[l];
+        std::optional<bool> is_onebit;
+        for (size_t e = 0; e < edits.size(); ++e) {
+          if (by_turns && l > 0 && 1 + (turn + e) % (layouts.size() - 1) != l) continue;
+          const LifecycleEdit& edit = edits[e];
           for (const bool frozen : {false, true}) {
+            if (frozen && is_onebit == false) continue;
             const std::string cell = entry.name + ", " + c10::toString(dtype) + ", layout " +
                                      std::to_string(static_cast<int>(layout)) + ", " + edit.name +
                                      (frozen ? ", frozen" : "");
             std::string outcome;
             try {
               Lifecycle run(entry, dtype, layout, device);
-              if (frozen && !run.is_onebit()) continue;
+              is_onebit = run.is_onebit();
               outcome = lifecycle_outcome(run, edit, frozen ? 4 : 1);
               if (outcome.empty() && edit.is_only_time) {
                 Lifecycle unbroken(entry, dtype, layout, device);

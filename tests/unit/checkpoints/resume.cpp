@@ -106,9 +106,8 @@ TEST_CASE("R1: stopped anywhere, a run goes on from its checkpoint to the bit", 
         REQUIRE(first_difference(resumed.state(), states[step + 1]) == "");
       }
     }
-    SmallRun cold(optimizer, hooks);
-    for (int step = 1; step < kSteps; ++step) cold.step();
-    REQUIRE(first_difference(cold.state().model, states[kSteps].model) != "");
+    // A cold start is behind by the steps before it.
+    REQUIRE(first_difference(states[kSteps - 1].model, states[kSteps].model) != "");
   }
 }
 
@@ -122,7 +121,8 @@ bool may_be_missing(const std::string& name) {
   return contains(name, "state_version") || name == "progress/micro_batches" || contains(name, "next_factor");
 }
 
-TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded", "[session][resume]") {
+TEST_CASE("R3: a field that is missing or of another dtype or shape is refused by name and nothing is loaded",
+          "[session][resume]") {
   Turns turns(8);
   for (const RegisteredOptimizer& optimizer : all_optimizers()) {
     const auto hooks = one_of_each_kind(optimizer);
@@ -142,6 +142,11 @@ TEST_CASE("R3: a field that is missing is refused by name and nothing is loaded"
         damaged = saved;
         (damaged.*part.tensors)[item.first + "x"] = item.second;
         REQUIRE(contains(refusal([&] { target.load(damaged); }), item.first + "x"));
+        for (const Tensor& bad : {at::stack({item.second, item.second}), item.second.to(at::kComplexFloat)}) {
+          damaged = saved;
+          (damaged.*part.tensors)[item.first] = bad;
+          REQUIRE(refusal([&] { target.load(damaged); }) != "<no exception>");
+        }
       }
       // Once for all of them: what any of them loaded would still be there.
       INFO(optimizer.name << ", a field of " << part.name);
@@ -158,6 +163,22 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
       SmallRun source(optimizer, hooks);
       for (int step = 0; step < 3; ++step) source.step();
       const detail::TrainingState saved = source.state();
+      // With LearningRate the rate is a function of progress, and with Vary weight decay is; without, both must
+      // be loaded.
+      std::vector<std::pair<const Part*, std::string>> tried;
+      const std::vector<Part> parts = parts_to_try(optimizer);
+      for (const Part& part : parts) {
+        for (const auto& item : saved.*part.tensors) {
+          if (is_left_out(item.first) || !turns.is_next()) continue;
+          // The first says which fields there are, and these are all there; the second is told of.
+          if (may_be_missing(item.first)) continue;
+          const bool is_set = item.first.compare(0, 6, "group/") == 0 &&
+                              (contains(item.first, "/lr") || contains(item.first, "/weight_decay"));
+          if (with_hooks ? is_set : !is_set && !wants_long_tests()) continue;
+          tried.emplace_back(&part, item.first);
+        }
+      }
+      if (tried.empty()) continue;
       std::vector<detail::TrainingState> expected;
       for (int step = 0; step < kStepsAfter; ++step) {
         source.step();
@@ -171,57 +192,22 @@ TEST_CASE("R3: a field that was altered is refused or shows in the run", "[sessi
           return first_difference(target.state(), state) != "";
         });
       };
-      for (const Part& part : parts_to_try(optimizer)) {
-        for (const auto& item : saved.*part.tensors) {
-          if (is_left_out(item.first) || !turns.is_next()) continue;
-          INFO(optimizer.name << ", " << part.name << ", " << item.first);
-          // The first says which fields there are, and these are all there; the second is told of.
-          if (may_be_missing(item.first)) continue;
-          // With LearningRate the rate is a function of progress, and with Vary weight decay is; without, both must
-          // be loaded.
-          const bool is_set = item.first.compare(0, 6, "group/") == 0 &&
-                              (contains(item.first, "/lr") || contains(item.first, "/weight_decay"));
-          if (with_hooks ? is_set : !is_set && !wants_long_tests()) continue;
-          detail::TrainingState damaged = saved;
-          (damaged.*part.tensors)[item.first] = altered(item.second);
-          const detail::TrainingState before = target.state();
-          try {
-            target.load(damaged);
-          } catch (const InvalidArgument& error) {
-            CHECK(std::string(error.what()).size() > 20);
-            REQUIRE(first_difference(target.state(), before) == "");
-            continue;
-          }
-          REQUIRE(differs());
+      for (const auto& [part, field] : tried) {
+        INFO(optimizer.name << ", " << part->name << ", " << field);
+        detail::TrainingState damaged = saved;
+        (damaged.*part->tensors)[field] = altered((saved.*part->tensors).at(field));
+        const detail::TrainingState before = target.state();
+        try {
+          target.load(damaged);
+        } catch (const InvalidArgument& error) {
+          CHECK(std::string(error.what()).size() > 20);
+          REQUIRE(first_difference(target.state(), before) == "");
+          continue;
         }
+        REQUIRE(differs());
       }
       target.load(saved);
       REQUIRE_FALSE(differs());
-    }
-  }
-}
-
-TEST_CASE("a field of another dtype or shape is refused by name and nothing is loaded", "[session][resume]") {
-  Turns turns(8);
-  for (const RegisteredOptimizer& optimizer : all_optimizers()) {
-    const auto hooks = one_of_each_kind(optimizer);
-    SmallRun source(optimizer, hooks), target(optimizer, hooks);
-    for (int step = 0; step < 3; ++step) source.step();
-    target.step();
-    const detail::TrainingState saved = source.state(), before = target.state();
-    for (const Part& part : parts_to_try(optimizer)) {
-      for (const auto& item : saved.*part.tensors) {
-        if (is_left_out(item.first) || !turns.is_next()) continue;
-        INFO(optimizer.name << ", " << part.name << ", " << item.first);
-        const Tensor& tensor = item.second;
-        for (const Tensor& bad : {at::stack({tensor, tensor}), tensor.to(at::kComplexFloat)}) {
-          detail::TrainingState damaged = saved;
-          (damaged.*part.tensors)[item.first] = bad;
-          REQUIRE(refusal([&] { target.load(damaged); }) != "<no exception>");
-        }
-      }
-      INFO(optimizer.name << ", a field of " << part.name);
-      REQUIRE(first_difference(target.state(), before) == "");
     }
   }
 }

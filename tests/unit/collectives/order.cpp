@@ -164,7 +164,7 @@ TEST_CASE("threads that expect other numbers of elements than are sent are told 
 }
 
 TEST_CASE("operations are the same whoever waits for which of them first", "[collectives]") {
-  const uint64_t programs = wants_long_tests() ? 1000 : 40;
+  const uint64_t programs = wants_long_tests() ? 1000 : 25;
   for (const int world_size : {1, 2, 3, 5, 8}) {
     for (uint64_t seed = 0; seed < programs; ++seed) {
       const Ranks world = ring_of(world_size, CommunicatorOptions().ordered_sum(true).timeout(20s));

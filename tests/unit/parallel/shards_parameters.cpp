@@ -44,8 +44,7 @@ std::vector<std::vector<Tensor>> trained(const OddOptions& odd, int world_size, 
   return values;
 }
 
-void require_same(const OddOptions& odd, int world_size, const UseOdd& wanted, const UseOdd& found) {
-  const auto a = trained(odd, world_size, wanted).front();
+void require_same(const std::vector<Tensor>& a, const OddOptions& odd, int world_size, const UseOdd& found) {
   for (const auto& b : trained(odd, world_size, found)) {
     REQUIRE(a.size() == b.size());
     for (size_t i = 0; i < a.size(); ++i) REQUIRE(a[i].equal(b[i]));
@@ -80,28 +79,36 @@ TEST_CASE("blocks of odd parameters, shared out, train as whole ones, to the bit
       {"prefetch 0", ShardsOptions().prefetch(0)},
       {"prefetch 3", ShardsOptions().prefetch(3)},
       {"kept after forward", ShardsOptions().keep_after_forward(true)}};
+  const auto recomputed = [](const UseOdd& use) -> UseOdd {
+    return [use](Session& session, OddModel& model) {
+      session.use(Recompute(model->blocks));
+      use(session, model);
+    };
+  };
+  const auto accumulated = [](const UseOdd& use) -> UseOdd {
+    return [use](Session& session, OddModel& model) {
+      session.use(GradientAccumulation(3));
+      use(session, model);
+    };
+  };
   for (const auto& [name, odd] : table) {
+    INFO(name);
+    std::vector<std::vector<Tensor>> wanted;
+    for (const int world_size : {1, 2, 3}) wanted.push_back(trained(odd, world_size, whole).front());
+    std::vector<Tensor> wanted_recomputed;
+    if (!odd.region) wanted_recomputed = trained(odd, 2, recomputed(whole)).front();
+    const auto wanted_accumulated = trained(odd, 2, accumulated(whole)).front();
     for (const auto& [way, options] : ways) {
-      INFO(name << ", " << way);
+      INFO(way);
       const UseOdd parts = [&options](Session& session, OddModel& model) {
         session.use(Shards(model->blocks, options));
       };
-      for (const int world_size : {1, 2, 3}) require_same(odd, world_size, whole, parts);
-      const auto recomputed = [](const UseOdd& use) -> UseOdd {
-        return [use](Session& session, OddModel& model) {
-          session.use(Recompute(model->blocks));
-          use(session, model);
-        };
-      };
-      if (!odd.region) require_same(odd, 2, recomputed(whole), recomputed(parts));
-      const auto accumulated = [](const UseOdd& use) -> UseOdd {
-        return [use](Session& session, OddModel& model) {
-          session.use(GradientAccumulation(3));
-          use(session, model);
-        };
-      };
+      for (const int world_size : {1, 2, 3}) {
+        require_same(wanted[static_cast<size_t>(world_size - 1)], odd, world_size, parts);
+      }
+      if (!odd.region) require_same(wanted_recomputed, odd, 2, recomputed(parts));
       require_same(
-          odd, 2, accumulated(whole), accumulated([&](Session& session, OddModel& model) {
+          wanted_accumulated, odd, 2, accumulated([&](Session& session, OddModel& model) {
             session.use(Shards(model->blocks, ShardsOptions(options).reduce_every_micro_step(false)));
           }));
     }
