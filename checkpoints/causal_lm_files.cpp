@@ -10,6 +10,8 @@
 
 #include <pacer/checkpoints/detail/causal_lm_config.h>
 #include <pacer/checkpoints/detail/checkpoint_files.h>
+#include <pacer/checkpoints/detail/linear_names.h>
+#include <pacer/checkpoints/detail/merged_weights.h>
 #include <pacer/checkpoints/detail/named_weights.h>
 #include <pacer/checkpoints/detail/weights_folder.h>
 #include <pacer/core/error.h>
@@ -58,6 +60,13 @@ void put_rows(NamedTensors& tensors, const at::Tensor& tensor,
   for (const auto& [name, count] : rows) {
     tensors.emplace(name, tensor.narrow(0, first, count));
     first += count;
+  }
+}
+
+// InvalidArgument that begins with `cannot` where a weight is in 4 bits, which has no rows to give names to.
+void require_rows(modules::CausalLmImpl& model, const std::string& cannot, const char* remedy) {
+  for (const auto& [name, layer] : detail::linear_names(model)) {
+    require(layer->nf4().is_empty(), cannot, "the weight of \"", name, "\" is in 4 bits", remedy);
   }
 }
 
@@ -141,6 +150,10 @@ LoadedWeights load_causal_lm(modules::CausalLmImpl& model, const std::string& fo
   const std::string other = detail::difference(there, config_of(model.options));
   require(other.empty(), "cannot load ", folder, " into this CausalLm: ", kConfig, " has ", other,
           "; make the model with causal_lm_options(folder)");
+  const std::string cannot = "cannot load " + folder + ": ";
+  require_rows(model, cannot,
+               " in the model; load the weights first, pacer::modules::quantize the model after");
+  detail::require_unmerged(model, cannot);
   const detail::WeightsFiles files = detail::find_hugging_face_weights(folder);
   const std::vector<SafetensorsFile> headers = detail::read_headers(files);
   std::map<std::string, TensorView> in_files = detail::tensors_of(headers);
@@ -174,6 +187,13 @@ void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
           " names the files of other weights, which some readers take in place of those of save_causal_lm; "
           "remove "
           "it and its files, or take another folder");
+  require_rows(model, "save_causal_lm: ", "; dequantize() the model or a clone of it");
+  for (const auto& [name, layer] : detail::linear_names(model)) {
+    require(layer->is_merged() || layer->active_adapter().is_empty(), "save_causal_lm: the adapter of \"",
+            name,
+            "\" has no place in a folder of transformers; merge() the model, or set_adapter(model, \"\") to "
+            "save it without");
+  }
   NamedTensors tensors = by_their_names(model);
   if (config.tied) tensors.erase("lm_head.weight");
   const std::string text =

@@ -29,8 +29,9 @@ modules::CausalLmOptions causal_lm_options(const std::string& folder);
 // model's dtype, and optimizers stay valid. Names in what it returns are those of the folder. inv_freq, which older
 // files have for each layer, follows from theta and is passed over: it is among the unexpected names.
 //
-// InvalidArgument where config.json is not that of this model, for names that are missing or unexpected and for other
-// shapes; FileError as load_weights has it. Nothing was changed then.
+// InvalidArgument where config.json is not that of this model, for names that are missing or unexpected, for other
+// shapes, and for a model with weights in 4 bits or a merged adapter; FileError as load_weights has it. Nothing was
+// changed then.
 LoadedWeights load_causal_lm(modules::CausalLmImpl& model, const std::string& folder);
 
 struct SaveCausalLmOptions {
@@ -43,9 +44,10 @@ struct SaveCausalLmOptions {
 // several ranks one of them calls it, and the parameters must all be there. The tokenizer's files, generation_config.json
 // and a window are not in it.
 //
-// InvalidArgument for a model with both qkv_bias and qk_norm, which no class of transformers has, for a Llama whose hidden is no
-// multiple of heads, which transformers refuses, for a folder with model.safetensors.index.json, for parameters that are
-// not all Float, BFloat16 or Half, and for max_positions below 1; FileError where a file cannot be written.
+// InvalidArgument for a model with both qkv_bias and qk_norm, which no class of transformers has, for a Llama whose
+// hidden is no multiple of heads, which transformers refuses, for weights in 4 bits, for an active adapter that is not
+// merged, for a folder with model.safetensors.index.json, for parameters that are not all Float, BFloat16 or Half, and
+// for max_positions below 1; FileError where a file cannot be written.
 void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
                     const SaveCausalLmOptions& options = {});
 

@@ -77,6 +77,7 @@ void CausalLmImpl::reset_parameters() {
   for (const auto& parameter : named_parameters()) {
     at::Tensor value = parameter.value();
     const std::string& name = parameter.key();
+    if (name.find(".lora_") != std::string::npos) continue;
     const bool is_bias = name.size() > 5 && name.compare(name.size() - 5, 5, ".bias") == 0;
     if (value.dim() == 2) {
       value.normal_(0, options.init_std());

@@ -66,7 +66,7 @@ class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl>, public WithHead 
 
   void reset() override;
   // Draws every matrix anew from N(0, init_std^2), by LibTorch's generator; biases are 0 and the weights of norms 1, as
-  // transformers has it for these models.
+  // transformers has it for these models. Adapters and weights in 4 bits stay.
   void reset_parameters();
 
   // ids [batch, sequence] in Long -> logits [batch, sequence, vocabulary], in the dtype of the weights or of autocast.

@@ -67,7 +67,7 @@ std::vector<at::Tensor> forward_together(const at::Tensor& x, const std::vector<
   for (const Linear& layer : layers) all.push_back(layer.ptr().get());
   const bool is_plain =
       std::all_of(all.begin(), all.end(), [](const LinearImpl* layer) { return layer->is_plain(); });
-  if (!is_plain) return detail::adapted_forward(x, all);
+  if (!is_plain) return detail::adapted_forward(x, {all.begin(), all.end()});
   std::vector<at::Tensor> results;
   for (LinearImpl* layer : all) results.push_back(layer->forward(x));
   return results;

@@ -27,8 +27,8 @@ bool matches_target(const std::string& name, const std::string& target);
 
 // Adds an adapter to all pacer::modules::Linear that match and freezes all other parameters of the model;
 // returns the names of the layers. The adapter becomes the active one. Do it before the optimizer and the
-// Session are made, wherever the model is. Refused: targets that match no such layer, a layer that is part of
-// a fused one or is merged, tied weights, a name that is taken.
+// Session are made, wherever the model is. Refused: targets that match no such layer, a layer that is merged,
+// tied weights, a name that is taken.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options);
 // The same for exactly the layers of these names, whatever the targets of the options.
 std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,

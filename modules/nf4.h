@@ -23,7 +23,7 @@ struct Nf4Options {
 // Puts the weights of all pacer::modules::Linear that match in 4 bits, where they are, and returns the names
 // of these layers. Do it before the optimizer and the Session are made. A layer that is in 4 bits already
 // stays. Throws InvalidArgument, changing nothing, where a target matches no such layer, for weights that are
-// not finite, not Float, BFloat16 or Half, that are tied to others, merged, or part of a fused layer.
+// not finite, not Float, BFloat16 or Half, that are tied to others, or merged.
 std::vector<std::string> quantize(torch::nn::Module& model, const Nf4Options& options);
 
 // All weights in 4 bits become parameters again, frozen and of the dtype that they had; returns the names of

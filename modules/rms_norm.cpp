@@ -13,7 +13,10 @@ RmsNormImpl::RmsNormImpl(const RmsNormOptions& norm_options) : options(norm_opti
   RmsNormImpl::reset();
 }
 
-void RmsNormImpl::reset() { weight = register_parameter("weight", at::ones({options.features()})); }
+void RmsNormImpl::reset() {
+  const bool is_frozen = weight.defined() && !weight.requires_grad();  // so is a clone
+  weight = register_parameter("weight", at::ones({options.features()}), !is_frozen);
+}
 
 void RmsNormImpl::pretty_print(std::ostream& stream) const {
   stream << "pacer::modules::RmsNorm(features=" << options.features() << ", eps=" << options.eps() << ")";

@@ -98,7 +98,8 @@ void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
                        layer_name, "; it is damaged");
     const auto found = linears.find(name);
     require(found != linears.end(), folder.path, " has an adapter of ", layer_name,
-            ", which is no pacer::modules::Linear of the model");
+            ", which is no pacer::modules::Linear of the model",
+            linears.empty() ? "" : "; it has " + quote_for_message(linears.begin()->first) + " among others");
     const modules::LinearImpl& layer = *found->second;
     const int64_t out = layer.options.out_features(), in = layer.options.in_features();
     const int64_t r = rank_of(folder.config, name);

@@ -25,6 +25,11 @@ double common_dropout(const std::vector<modules::LoraAdapter>& active) {
   return p;
 }
 
+// The adapter that takes part beside the weight. A merged one is part of the weight.
+modules::LoraAdapter adapter_beside(const modules::LinearImpl& layer) {
+  return layer.is_merged() ? modules::LoraAdapter(nullptr) : layer.active_adapter();
+}
+
 // How a layer computes in 8-bit floats; null where it does not.
 Fp8LayerPtr fp8_layer_of(const modules::LinearImpl& layer) {
   Fp8LayerPtr fp8 = fp8_layer(layer);
@@ -35,15 +40,18 @@ Fp8LayerPtr fp8_layer_of(const modules::LinearImpl& layer) {
 
 }  // namespace
 
+bool is_adapted(const modules::LinearImpl& layer) {
+  return !layer.nf4().is_empty() || !adapter_beside(layer).is_empty();
+}
+
 std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
-                                        const std::vector<modules::LinearImpl*>& layers) {
+                                        const std::vector<const modules::LinearImpl*>& layers) {
   std::vector<modules::LoraAdapter> active;
   bool is_training = false;
   for (const modules::LinearImpl* layer : layers) {
     require(x.dim() >= 1 && x.size(-1) == layer->options.in_features(), "pacer::modules::Linear takes [..., ",
             layer->options.in_features(), "], not ", x.sizes());
-    // A merged adapter is part of the weight.
-    active.push_back(layer->is_merged() ? modules::LoraAdapter(nullptr) : layer->active_adapter());
+    active.push_back(adapter_beside(*layer));
     is_training = is_training || layer->is_training();
   }
   const double p = is_training ? common_dropout(active) : 0;
@@ -56,7 +64,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
   std::vector<at::Tensor> bases(layers.size());  // what is computed in 8-bit floats
   bool in_8_bits = false;
   for (size_t i = 0; i < layers.size(); ++i) {
-    modules::LinearImpl& layer = *layers[i];
+    const modules::LinearImpl& layer = *layers[i];
     AdaptedLayer adapted;
     adapted.nf4 = layer.nf4();
     adapted.weight = layer.weight;

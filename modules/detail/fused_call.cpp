@@ -27,9 +27,8 @@ FusedCall::FusedCall(const char* layer, const at::Tensor& x, int64_t features,
   require(is_castable(x), layer, " computes in Float, BFloat16 and Half, not in ", x.scalar_type(),
           "; cast its input and parameters");
   for (const modules::LinearImpl* linear : linears) {
-    require(linear->is_plain(), layer,
-            " takes neither weights in 4 bits nor adapters; build it of pacer::modules::Linear instead");
-    require(linear->weight.device() == x.device(), layer, " has its parameters on ", linear->weight.device(),
+    const at::Tensor& weight = linear->nf4().is_empty() ? linear->weight : linear->nf4()->codes;
+    require(weight.device() == x.device(), layer, " has its parameters on ", weight.device(),
             ", but its input is on ", x.device(), "; move one of them");
   }
   const bool in_8_bits = std::any_of(linears.begin(), linears.end(),

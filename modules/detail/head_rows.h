@@ -2,6 +2,7 @@
 // pass of kernels/rotary.h on tensors, without a graph.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,13 @@ struct HeadRows {
   int64_t width() const { return (heads + 2 * kv_heads) * head_dim; }
   bool are_rotated() const { return cosines.defined(); }
   bool are_normalized() const { return q_weight.defined(); }
+  // The same heads with these weights of norms, which a node of the graph has among its inputs.
+  HeadRows with(at::Tensor of_q, at::Tensor of_k) const {
+    HeadRows heads_with = *this;
+    heads_with.q_weight = std::move(of_q);
+    heads_with.k_weight = std::move(of_k);
+    return heads_with;
+  }
 };
 
 // q [rows, heads * head_dim], k and v [rows, kv_heads * head_dim], of qkv [rows, width]. Without norms they are its

@@ -8,21 +8,10 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/model_modules.h>
-#include <pacer/modules/layer_norm_linear.h>
-#include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/lora.h>
-#include <pacer/modules/transformer_layer.h>
 
 namespace pacer::detail {
 namespace {
-
-// The linear layers inside a fused layer, which uses their weights itself.
-std::vector<const modules::LinearImpl*> fused_parts(torch::nn::Module& module) {
-  if (const auto* layer = module.as<modules::LayerNormLinearImpl>()) return {layer->linear.get()};
-  if (const auto* layer = module.as<modules::LayerNormMlpImpl>()) return {layer->fc1.get(), layer->fc2.get()};
-  if (const auto* layer = module.as<modules::TransformerLayerImpl>()) return {layer->projection.get()};
-  return {};
-}
 
 // What may help who named no layer.
 std::string advice(const torch::nn::Module& model, const std::string& target) {
@@ -74,19 +63,11 @@ std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Mod
 
 void check_changeable(const char* caller, const torch::nn::Module& model,
                       const std::vector<NamedLayer>& layers) {
-  std::unordered_map<const void*, std::string> fused;
-  for (const auto& item : named_modules_of(model)) {
-    for (const modules::LinearImpl* part : fused_parts(*item.value())) fused.emplace(part, item.key());
-  }
   std::unordered_map<const void*, std::vector<std::string>> names;
   for (const auto& item : model.named_parameters()) {
     names[item.value().unsafeGetTensorImpl()].push_back(item.key());
   }
   for (const NamedLayer& layer : layers) {
-    const auto found = fused.find(layer.layer);
-    require(found == fused.end(), caller, ": ", layer.name, " is part of the fused layer ",
-            found == fused.end() ? "" : found->second,
-            ", which takes neither weights in 4 bits nor adapters; leave it out of the targets");
     require(!layer.layer->is_merged(), caller, ": the adapter of ", layer.name,
             " is merged; unmerge() first");
     if (!layer.layer->weight.defined()) continue;

@@ -23,8 +23,8 @@ std::vector<NamedLayer> linear_layers(const torch::nn::Module& model);
 std::vector<NamedLayer> matching_layers(const char* caller, const torch::nn::Module& model,
                                         const std::vector<std::string>& targets);
 
-// InvalidArgument for layers that cannot get an adapter or another storage: parts of fused layers, merged
-// ones, and those whose weight another name has, too.
+// InvalidArgument for layers that cannot get an adapter or another storage: merged ones, and those whose weight
+// another name has, too.
 void check_changeable(const char* caller, const torch::nn::Module& model,
                       const std::vector<NamedLayer>& layers);
 

@@ -7,7 +7,10 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <pacer/modules/detail/adapted_forward.h>
 #include <pacer/modules/detail/node_state.h>
+#include <pacer/modules/detail/norm_rows.h>
+#include <pacer/modules/detail/unfused_passes.h>
 
 namespace pacer::detail {
 namespace {
@@ -33,13 +36,6 @@ struct NormLinearState : torch::CustomClassHolder {
   }
 };
 
-// With the weights of norms of heads.
-HeadRows heads_with(HeadRows heads, const at::Tensor& q_weight, const at::Tensor& k_weight) {
-  heads.q_weight = q_weight;
-  heads.k_weight = k_weight;
-  return heads;
-}
-
 // Whether gradients of heads are columns as they come, in three matrices of one shape, which a cast reads where they
 // lie.
 bool are_thirds(const HeadRows& heads) {
@@ -60,7 +56,7 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     save_operand(normalized.y, state->keeps_input, kept);
     Tensors results = {y};
     if (state->heads) {
-      const HeadRows heads = heads_with(*state->heads, in[kQWeight], in[kKWeight]);
+      const HeadRows heads = state->heads->with(in[kQWeight], in[kKWeight]);
       results = split_heads(heads, y);
       kept.insert(kept.end(), {in[kQWeight], in[kKWeight], heads.are_normalized() ? y : at::Tensor()});
     }
@@ -92,7 +88,7 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
     normalized.y = kept.next_operand();
     if (state->heads) {
       const at::Tensor q_weight = kept.next(), k_weight = kept.next(), qkv = kept.next();
-      const HeadRows heads = heads_with(*state->heads, q_weight, k_weight);
+      const HeadRows heads = state->heads->with(q_weight, k_weight);
       if (are_thirds(heads)) {
         for (at::Tensor& part : dy) part = part.defined() ? part : at::zeros_like(*given);
       } else {
@@ -123,6 +119,10 @@ struct NormLinearNode : torch::autograd::Function<NormLinearNode>,
 
 NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const modules::LinearImpl& linear,
                               const HeadRows* heads) {
+  if (is_adapted(linear)) {
+    at::Tensor y = adapted_forward(norm_rows(call, norm), {&linear}).front();
+    return {heads == nullptr ? Tensors{std::move(y)} : split_rows(y, *heads), call.x()};
+  }
   const LinearInputs product = call.inputs_of(linear);
   const auto of_heads = [&](int which) {  // the weight of a norm
     if (heads == nullptr) return at::Tensor();
@@ -140,7 +140,7 @@ NormLinearResults norm_linear(const FusedCall& call, const Norm& norm, const mod
   state->dtype = call.dtype();
   state->records = call.records();
   state->keeps_input = at::GradMode::is_enabled() && product.weight.requires_grad();
-  if (heads != nullptr) state->heads = heads_with(*heads, {}, {});
+  if (heads != nullptr) state->heads = heads->with({}, {});
   Tensors y = NormLinearNode::apply(std::move(state), at::TensorList(defined));
   at::Tensor x = std::move(y.back());
   y.pop_back();

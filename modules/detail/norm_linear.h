@@ -1,4 +1,5 @@
-// A layer normalisation and the product behind it as one node of the graph.
+// A layer normalisation and the product behind it as one node of the graph; as one node each where the linear layer
+// has an adapter that takes part or a weight in 4 bits.
 #pragma once
 
 #include <vector>

@@ -6,7 +6,10 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <pacer/modules/detail/adapted_forward.h>
 #include <pacer/modules/detail/node_state.h>
+#include <pacer/modules/detail/norm_rows.h>
+#include <pacer/modules/detail/unfused_passes.h>
 
 namespace pacer::detail {
 namespace {
@@ -158,6 +161,17 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
 at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
                     const kernels::Dropout& dropout, const ProjectedBranch& branch) {
   const Norm norm = call.norm_of(mlp);
+  const bool is_unfused = is_adapted(*mlp.fc1) || is_adapted(*mlp.fc2);
+  if (branch.x.defined() && (is_unfused || is_adapted(*branch.linear))) {
+    const at::Tensor projected = adapted_forward(branch.x, {branch.linear}).front();
+    return norm_mlp(call.behind(add_branch(call.x(), projected, branch.dropout)), mlp, dropout, {});
+  }
+  if (is_unfused) {
+    const at::Tensor u = adapted_forward(norm_rows(call, norm), {mlp.fc1.get()}).front();
+    const at::Tensor activated = activate_rows(u, mlp.options.activation());
+    const at::Tensor y = adapted_forward(activated, {mlp.fc2.get()}).front();
+    return add_branch(mlp.options.residual() ? call.x() : at::Tensor(), y, dropout);
+  }
   const LinearInputs projection = branch.x.defined() ? call.inputs_of(*branch.linear) : LinearInputs(),
                      fc1 = call.inputs_of(*mlp.fc1), fc2 = call.inputs_of(*mlp.fc2);
   const Tensors all = {call.x(),  branch.x,   projection.weight, projection.bias, norm.weight,

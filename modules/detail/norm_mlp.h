@@ -3,6 +3,9 @@
 //
 //   s = x + drop(branch W^T + bias)              where there is a projection, else s = x
 //   y = s + drop(fc2(activation(fc1(norm(s)))))  or without s +
+//
+// Where a linear layer has an adapter that takes part or a weight in 4 bits, its product is a node of its own, and so
+// is what stands around it: the projection's with the sum behind it, or all.
 #pragma once
 
 #include <ATen/core/Tensor.h>

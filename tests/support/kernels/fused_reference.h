@@ -40,10 +40,19 @@ inline Tensor like(const Tensor& parameter, const Tensor& x) {
   return parameter.defined() && x.scalar_type() == at::kDouble ? parameter.to(at::kDouble) : parameter;
 }
 
+// What a layer multiplies with, in fp64: what its codes stand for, and the adapter that takes part.
+inline Tensor whole_weight(modules::Linear& linear) {
+  const Tensor weight =
+      linear->nf4().is_empty() ? linear->weight.to(at::kDouble) : linear->nf4()->decode(at::kDouble);
+  const modules::LoraAdapter adapter = linear->active_adapter();
+  if (adapter.is_empty() || linear->is_merged()) return weight;
+  return weight + adapter->scale() * adapter->B.to(at::kDouble).matmul(adapter->A.to(at::kDouble));
+}
+
 // In 8 bits where a scope says so and x is not fp64.
 inline Tensor linear_of(modules::Linear& linear, const Tensor& x) {
   if (x.scalar_type() != at::kDouble) return linear->forward(x);
-  return at::linear(x, like(linear->weight, x), like(linear->bias, x));
+  return at::linear(x, whole_weight(linear), like(linear->bias, x));
 }
 
 inline Tensor norm_of(torch::nn::LayerNorm& norm, const Tensor& x) {

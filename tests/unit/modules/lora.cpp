@@ -14,7 +14,6 @@
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/modules/recompute.h>
-#include <pacer/modules/transformer_layer.h>
 
 #include "support/message_of.h"
 #include "support/modules/autocast.h"
@@ -281,7 +280,6 @@ TEST_CASE("targets name layers by their whole name or the last parts of it", "[l
 
 TEST_CASE("what cannot get an adapter is refused with the reason, and nothing has changed", "[lora]") {
   Block block;
-  block->register_module("fused", modules::TransformerLayer(modules::TransformerLayerOptions(8, 2)));
   const auto refused = [&](const LoraOptions& wrong, const char* reason) {
     CHECK_THAT(message_of<InvalidArgument>([&] { modules::add_lora(*block, wrong); }),
                ContainsSubstring(reason));
@@ -295,8 +293,6 @@ TEST_CASE("what cannot get an adapter is refused with the reason, and nothing ha
   refused(options().dropout(1), "dropout must be in [0, 1)");
   refused(options().alpha(NAN), "alpha must be");
   refused(options().name("a.b"), "without dots");
-  refused(LoraOptions(2).targets({"projection"}), "part of the fused layer");
-  refused(LoraOptions(2).targets({"qkv.linear"}), "part of the fused layer");
   modules::Linear twin(12, 12);
   twin->weight = twin->register_parameter("tied", block->q_proj->weight);
   block->register_module("twin", twin);

@@ -11,7 +11,6 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/fp8_scaling.h>
-#include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
@@ -174,7 +173,6 @@ TEST_CASE("bits an element are those of the formula", "[nf4][lora]") {
 
 TEST_CASE("what cannot be in 4 bits is refused with the reason, and nothing has changed", "[nf4][lora]") {
   Net net;
-  net->register_module("fused", modules::LayerNormLinear(8, 8));
   const auto refused = [&](const Nf4Options& wrong, const char* reason) {
     CHECK_THAT(message_of<InvalidArgument>([&] { modules::quantize(*net, wrong); }),
                ContainsSubstring(reason));
@@ -183,7 +181,6 @@ TEST_CASE("what cannot be in 4 bits is refused with the reason, and nothing has 
   refused(Nf4Options(), "needs targets");
   refused(Nf4Options().targets({"up", "nothing"}), "\"nothing\" matches no pacer::modules::Linear");
   refused(Nf4Options().targets({"head"}), "head is a torch::nn::Linear");
-  refused(Nf4Options().targets({"fused.linear"}), "part of the fused layer");
   {
     const torch::NoGradGuard no_grad;
     net->down->weight[1][2] = std::numeric_limits<float>::infinity();

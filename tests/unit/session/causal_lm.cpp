@@ -15,23 +15,30 @@
 
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
-#include "support/message_of.h"
 #include "support/optimizers/optimizers.h"
 
 namespace pacer::testing::causal_lm {
 namespace {
 
-using Catch::Matchers::ContainsSubstring;
 using modules::CausalLm;
 using modules::CausalLmOptions;
 
 constexpr int64_t kIds = 32, kLength = 16;
 
+// What is trained: all, or adapters over weights in 32 or in 4 bits.
+enum class Trains { all, lora, qlora };
+
 // Of widths that 8-bit products can have.
-CausalLm make_model(bool tied = false) {
+CausalLm make_model(bool tied = false, Trains trains = Trains::all) {
   torch::manual_seed(6);
   auto options = CausalLmOptions(kIds, 32, 4, 2).ffn(32).kv_heads(1).qk_norm(true).window(AttentionWindow());
-  return CausalLm(options.tied(tied));
+  CausalLm model(options.tied(tied));
+  if (trains == Trains::all) return model;
+  if (trains == Trains::qlora) modules::quantize(*model, modules::Nf4Options().targets({"layers.**"}));
+  modules::add_lora(*model, modules::LoraOptions(4).targets({"layers.**"}));
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : modules::trainable(*model)) item.value().normal_(0, 0.1);
+  return model;
 }
 
 // With numbers of its own, as ranks that are threads share torch's.
@@ -47,20 +54,20 @@ struct Trained {
 };
 
 void copy_weights(CausalLm& model, Trained& to) {
-  for (const auto& item : model->named_parameters()) to.weights[item.key()] = item.value().detach().clone();
+  for (const auto& item : modules::trainable(*model)) to.weights[item.key()] = item.value().detach().clone();
 }
 
 using Use = std::function<void(Session&, CausalLm&)>;
 
 // Some steps by `ranks` threads, each with its rows of the batch; what the first one has then.
-Trained train(const Use& use, int ranks = 1, bool tied = false) {
+Trained train(const Use& use, int ranks = 1, bool tied = false, Trains trains = Trains::all) {
   const Ranks worlds = Communicator::in_process(ranks, {});
   std::vector<CausalLm> models;
-  for (int rank = 0; rank < ranks; ++rank) models.push_back(make_model(tied));
+  for (int rank = 0; rank < ranks; ++rank) models.push_back(make_model(tied, trains));
   Trained result;
   const auto messages = run_ranks(ranks, [&](int rank) {
     CausalLm& model = models[static_cast<size_t>(rank)];
-    FusedAdamW optimizer(model->named_parameters(), FusedAdamWOptions(0.01));
+    FusedAdamW optimizer(modules::trainable(*model), FusedAdamWOptions(0.01));
     Session session(*model, optimizer, worlds[static_cast<size_t>(rank)]);
     session.use(GradientClipping(1.0));
     use(session, model);
@@ -132,11 +139,15 @@ TEST_CASE("ranks with parts of a CausalLm train what one rank does", "[session][
 }
 
 TEST_CASE("a pipeline of a CausalLm trains what one rank does", "[session][causal_lm][pipeline]") {
-  for (const bool tied : {false, true}) {
-    CAPTURE(tied);
-    const Trained wanted = train([](Session& s, CausalLm&) { s.use(GradientAccumulation(1)); }, 1, tied);
+  using Kind = std::pair<bool, Trains>;
+  for (const auto& [is_tied, trained] : {Kind(false, Trains::all), Kind(true, Trains::all),
+                                         Kind(false, Trains::lora), Kind(true, Trains::qlora)}) {
+    const bool tied = is_tied;
+    CAPTURE(tied, trained == Trains::lora);
+    const Trained wanted =
+        train([](Session& s, CausalLm&) { s.use(GradientAccumulation(1)); }, 1, tied, trained);
     const Ranks worlds = Communicator::in_process(2, {});
-    std::vector<CausalLm> models = {make_model(tied), make_model(tied)};
+    std::vector<CausalLm> models = {make_model(tied, trained), make_model(tied, trained)};
     std::vector<double> losses;
     const auto messages = run_ranks(2, [&](int rank) {
       CausalLm& model = models[static_cast<size_t>(rank)];
@@ -146,7 +157,11 @@ TEST_CASE("a pipeline of a CausalLm trains what one rank does", "[session][causa
       Pipeline pipeline(
           *model, model->layers, [&](size_t i, const Tensor& x) { return model->run_layer(i, x); },
           Grid(world, 2), one_f_one_b(2), PipelineOptions().first({"embedding"}).last(last));
-      FusedAdamW optimizer(pipeline.named_parameters(), FusedAdamWOptions(0.01));
+      std::vector<Tensor> parameters;
+      for (const auto& item : pipeline.named_parameters()) {
+        if (item.value().requires_grad()) parameters.push_back(item.value());
+      }
+      FusedAdamW optimizer(parameters, FusedAdamWOptions(0.01));
       Session session(*model, optimizer, world);
       session.use(pipeline).use(GradientClipping(1.0));
       for (int64_t step = 0; step < 3; ++step) {
@@ -166,13 +181,33 @@ TEST_CASE("a pipeline of a CausalLm trains what one rank does", "[session][causa
   }
 }
 
-TEST_CASE("layers of a CausalLm take neither adapters nor 4 bits", "[causal_lm][errors]") {
-  CausalLm model = make_model();
-  CHECK_THAT(
-      message_of([&] { modules::add_lora(*model, modules::LoraOptions(2).targets({"*.projection"})); }),
-      ContainsSubstring("takes neither weights in 4 bits nor adapters"));
-  CHECK_THAT(message_of([&] { modules::quantize(*model, modules::Nf4Options().targets({"*.fc1"})); }),
-             ContainsSubstring("takes neither weights in 4 bits nor adapters"));
+TEST_CASE("adapters of a CausalLm are trained with its hooks, by one rank as by several",
+          "[session][causal_lm][lora]") {
+  for (const Trains trains : {Trains::lora, Trains::qlora}) {
+    CAPTURE(trains == Trains::qlora);
+    CausalLm model = make_model(false, trains);
+    CHECK(modules::trainable(*model).size() == size_t{4} * 4 * 2);
+    const auto run = [&](const Use& use, int ranks = 1) { return train(use, ranks, false, trains); };
+    const Trained wanted = run(plain);
+    for (const auto& item : modules::trainable(*model)) {
+      CAPTURE(item.key());
+      CHECK_FALSE(item.value().equal(wanted.weights.at(item.key())));
+    }
+    CHECK(largest_distance(run([](Session& s, CausalLm& m) { s.use(Recompute(m->layers)); }), wanted) == 0);
+    const Trained by_two = run(plain, 2);
+    CHECK(largest_distance(by_two, wanted) < 1e-4);
+    const auto shards = [](Session& s, CausalLm& m) { s.use(Shards(m->layers)); };
+    CHECK(largest_distance(run(shards, 2), by_two) == 0);
+    const auto bf16 = [](Session& s, CausalLm&) { s.use(Precision::bf16()); };
+    const auto fp8 = [&](Session& s, CausalLm&) {
+      s.use(Precision::fp8(Fp8Options().quantized_weights(trains == Trains::qlora)));
+    };
+    for (const Use& use : {Use(bf16), Use(fp8)}) {
+      const double distance = largest_distance(run(use), wanted);
+      CHECK(distance > 0);
+      CHECK(distance < 0.1);
+    }
+  }
 }
 
 }  // namespace pacer::testing::causal_lm
