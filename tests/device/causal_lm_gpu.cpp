@@ -100,6 +100,31 @@ TEST_CASE("a CausalLm on a GPU has the logits, the loss and the gradients of the
   }
 }
 
+TEST_CASE("adapters inside a CausalLm on a GPU, over whole weights and over 4 bits, are the CPU's",
+          "[causal_lm][lora][nf4][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const CausalLmOptions& options : decoders()) {
+    for (const bool in_4_bits : {false, true}) {
+      CAPTURE(in_4_bits);
+      CausalLm cpu = make_model(options);
+      if (in_4_bits) modules::quantize(*cpu, modules::Nf4Options().targets({"layers.**"}));
+      modules::add_lora(*cpu, modules::LoraOptions(4).targets({"layers.**"}));
+      for (const auto& item : modules::trainable(*cpu)) item.value().detach().normal_(0, 0.1);
+      CausalLm gpu = copy_of(cpu, at::Device(at::kCUDA, 0));
+      const auto [ids, targets] = batch(0);
+      const Tensor loss = gpu->loss(ids.cuda(), targets.cuda()), wanted = cpu->loss(ids, targets);
+      CHECK(relative_error(loss.cpu(), wanted) < 1e-6);
+      loss.backward(), wanted.backward();
+      const auto found = modules::trainable(*gpu);
+      CHECK(found.size() == modules::trainable(*cpu).size());
+      for (const auto& item : modules::trainable(*cpu)) {
+        CAPTURE(item.key());
+        CHECK(relative_error(found[item.key()].grad().cpu(), item.value().grad()) < 2e-5);
+      }
+    }
+  }
+}
+
 TEST_CASE("hooks train a CausalLm on a GPU", "[causal_lm][gpu]") {
   PACER_NEEDS_GPU();
   for (const CausalLmOptions& options : decoders()) {
