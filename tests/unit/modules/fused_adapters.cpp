@@ -20,6 +20,7 @@
 #include "support/kernels/fused_reference.h"
 #include "support/message_of.h"
 #include "support/modules/autocast.h"
+#include "support/modules/fused_16_bits.h"
 
 namespace pacer::testing::fused_layers {
 namespace {
@@ -130,35 +131,7 @@ TEST_CASE("a merged adapter of a fused layer is a weight of the fused layer", "[
 }
 
 TEST_CASE("in 16 bits fused layers with adapters are as exact as their parts", "[modules][fused][lora]") {
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    for (const bool autocast : {true, false}) {
-      for (const bool narrow_stream : {true, false}) {
-        if (!autocast && !narrow_stream) continue;
-        for_all_layers([&](auto layer) {
-          CAPTURE(layer->name(), dtype, autocast, narrow_stream);
-          adapt(*layer);
-          const Tensor x = batch().to(dtype), in = narrow_stream ? x : x.to(at::kFloat);
-          const Tensor dy = torch::randn(layer->forward(x.to(at::kFloat)).sizes()).to(dtype);
-          if (!autocast) layer->to(dtype);
-          const Pass exact = reference_pass(*layer, x.to(at::kFloat), dy.to(at::kDouble));
-          Pass found, parts;
-          {
-            std::optional<Autocast> on;
-            if (autocast) on.emplace(at::kCPU, dtype);
-            found = fused_pass(*layer, in, dy);
-            parts = pass(
-                *layer, [&](const Tensor& t) { return reference(*layer, t); }, in, dy);
-          }
-          CHECK(relative_error(found.y, exact.y) <= 1.1 * relative_error(parts.y, exact.y));
-          CHECK(largest_error(found, exact) <= 1.5 * largest_error(parts, exact));
-          CHECK(found.dx.scalar_type() == in.scalar_type());
-          for (const auto& [name, gradient] : found.gradients) {
-            CHECK(gradient.scalar_type() == (autocast ? at::kFloat : dtype));
-          }
-        });
-      }
-    }
-  }
+  check_16_bits([](auto& layer) { adapt(layer); }, [](const auto&) { return 1.5; });
 }
 
 TEST_CASE("weights in 4 bits inside fused layers multiply by what their codes stand for",

@@ -3,7 +3,6 @@
 #include "support/catch.h"
 
 #include <memory>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -18,6 +17,7 @@
 
 #include "support/kernels/fused_reference.h"
 #include "support/modules/autocast.h"
+#include "support/modules/fused_16_bits.h"
 
 namespace pacer::testing::fused_layers {
 namespace {
@@ -41,37 +41,10 @@ TEST_CASE("fused layers are their formulas, forward and backward", "[modules][fu
 }
 
 TEST_CASE("in 16 bits fused layers are as exact as those of torch::nn", "[modules][fused]") {
-  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-    for (const bool autocast : {true, false}) {
-      for (const bool narrow_stream : {true, false}) {
-        if (!autocast && !narrow_stream) continue;
-        for_all_layers([&](auto layer) {
-          CAPTURE(layer->name(), dtype, autocast, narrow_stream);
-          randomize(*layer);
-          const Tensor x = batch().to(dtype), in = narrow_stream ? x : x.to(at::kFloat);
-          const Tensor dy = torch::randn(layer->forward(x.to(at::kFloat)).sizes()).to(dtype);
-          if (!autocast) layer->to(dtype);
-          const Pass exact = reference_pass(*layer, x.to(at::kFloat), dy.to(at::kDouble));
-          Pass found, theirs;
-          {
-            std::optional<Autocast> on;
-            if (autocast) on.emplace(at::kCPU, dtype);
-            found = fused_pass(*layer, in, dy);
-            theirs = pass(
-                *layer, [&](const Tensor& t) { return reference(*layer, t); }, in, dy);
-          }
-          CHECK(relative_error(found.y, exact.y) <= 1.1 * relative_error(theirs.y, exact.y));
-          // LibTorch's function for rms is of fp32 operators, as exact as ours; what is left is chance.
-          const double bound = layer->options.normalization() == Normalization::rms ? 1.5 : 1.3;
-          CHECK(largest_error(found, exact) <= bound * largest_error(theirs, exact));
-          CHECK(found.dx.scalar_type() == in.scalar_type());
-          for (const auto& [name, gradient] : found.gradients) {
-            CHECK(gradient.scalar_type() == (autocast ? at::kFloat : dtype));
-          }
-        });
-      }
-    }
-  }
+  // LibTorch's function for rms is of fp32 operators, as exact as ours; what is left is chance.
+  check_16_bits(
+      [](auto& layer) { randomize(layer); },
+      [](const auto& layer) { return layer.options.normalization() == Normalization::rms ? 1.5 : 1.3; });
 }
 
 TEST_CASE("what fused layers drop follows from the seed alone", "[modules][fused][dropout]") {
