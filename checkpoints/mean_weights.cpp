@@ -34,7 +34,7 @@ struct Mean {
 std::vector<int64_t> load_mean_weights(torch::nn::Module& model, const std::string& folder, int64_t count) {
   require(count >= 1, "load_mean_weights takes the mean of at least 1 checkpoint, not of ", count);
   require<FileError>(folder_exists(posix_file_system(), folder), "there is no folder ", folder);
-  auto found = detail::verified_checkpoints(folder);
+  auto found = detail::verified_checkpoints(folder, static_cast<size_t>(count));
   require(found.size() >= static_cast<size_t>(count), folder, " has ", found.size(),
           " checkpoints that verify, and load_mean_weights was to take the mean of ", count,
           "; let CheckpointsOptions::keep keep as many, or ask for fewer");

@@ -1,12 +1,12 @@
 #include <pacer/modules/causal_lm.h>
 
 #include <cmath>
-#include <string>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/lora_adapter.h>
 
 namespace pacer::modules {
 namespace {
@@ -74,15 +74,15 @@ void CausalLmImpl::reset() {
 
 void CausalLmImpl::reset_parameters() {
   const at::NoGradGuard no_grad;
-  for (const auto& parameter : named_parameters()) {
-    at::Tensor value = parameter.value();
-    const std::string& name = parameter.key();
-    if (name.find(".lora_") != std::string::npos) continue;
-    const bool is_bias = name.size() > 5 && name.compare(name.size() - 5, 5, ".bias") == 0;
-    if (value.dim() == 2) {
-      value.normal_(0, options.init_std());
-    } else {
-      value.fill_(is_bias ? 0 : 1);
+  for (const auto& module : modules(/*include_self=*/false)) {
+    if (module->as<LoraAdapterImpl>() != nullptr) continue;
+    for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
+      at::Tensor value = parameter.value();
+      if (value.dim() == 2) {
+        value.normal_(0, options.init_std());
+      } else {
+        value.fill_(parameter.key() == "bias" ? 0 : 1);
+      }
     }
   }
 }

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include <pacer/core/error.h>
-#include <pacer/device/detail/stream.h>
 #include <pacer/modules/detail/fp8_layer.h>
 #include <pacer/modules/detail/model_modules.h>
 #include <pacer/modules/linear.h>
@@ -85,7 +84,7 @@ at::Device device_of(const std::vector<NamedLinear>& all, std::optional<at::Devi
             wanted ? "the model trains" : "that of " + all.front().name + " is",
             "; layers that compute in 8-bit floats must share a device");
   }
-  require<Unavailable>(!device.is_cuda() || kernels::compute_capability(device.index()) >= 89,
+  require<Unavailable>(detail::multiplies_8_bits(device),
                        "the GPU of the model multiplies no 8-bit floats (that needs compute capability 8.9 "
                        "or later); use Precision::bf16");
   return device;

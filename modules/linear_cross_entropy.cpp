@@ -104,7 +104,7 @@ LossSum loss_sum(const at::Tensor& hidden, const at::Tensor& weight, const Rows&
                 codes);
     if (for_hidden) {
       const at::Tensor gradient = sum.hidden.narrow(0, first, count);
-      products.write_hidden_gradient(logits, codes, 1 / kernels::kCrossEntropyCodes, gradient);
+      products.write_hidden_gradient(logits, codes, gradient);
       if (codes.defined() && of_chunk.weights.defined()) gradient.mul_(of_chunk.weights.unsqueeze(1));
     }
     if (for_weight) products.add_weight_gradient(logits, first, sum.weight);

@@ -220,9 +220,11 @@ std::string find_step(const std::string& root, int64_t step) {
                                     steps.empty() ? ", nor any other" : ", but of these steps: ", steps));
 }
 
-std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(const std::string& root) {
+std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(const std::string& root,
+                                                                                size_t at_most) {
   std::vector<std::pair<CheckpointInfo, CheckpointManifest>> finite, others;
   for (const CheckpointInfo& each : list_checkpoints(root)) {
+    if (finite.size() == at_most) break;
     try {
       CheckpointManifest manifest = verify_checkpoint(each);
       (manifest.is_finite ? finite : others).emplace_back(each, std::move(manifest));

@@ -1,6 +1,7 @@
 // Which file of a checkpoint holds what, and who writes and reads it.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,8 +55,9 @@ std::string find_newest(const std::string& root);
 std::string find_step(const std::string& root, int64_t step);
 
 // The checkpoints that verify, newest first, with their manifests; of those whose parameters are finite, if any
-// are. Says on stderr what it passed over.
-std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(const std::string& root);
+// are. Reads no more of them once it has `at_most`. Says on stderr what it passed over.
+std::vector<std::pair<CheckpointInfo, CheckpointManifest>> verified_checkpoints(
+    const std::string& root, size_t at_most = std::numeric_limits<size_t>::max());
 
 // The steps of Checkpoints::saved_steps as numbers with spaces between them. Says on stderr what it passed
 // over.

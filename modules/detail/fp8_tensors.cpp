@@ -13,6 +13,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/kernels/stream.h>
 #include <pacer/modules/detail/column_sums.h>
 
 namespace pacer::detail {
@@ -78,6 +79,11 @@ Loaded loaded(const std::map<std::string, at::Tensor>& state, const std::string&
 }
 
 }  // namespace
+
+bool multiplies_8_bits(at::Device device) {
+  constexpr int kLeast = 89;
+  return !device.is_cuda() || kernels::compute_capability(device.index()) >= kLeast;
+}
 
 Fp8Tensors::Fp8Tensors(at::Device device, const kernels::Fp8Rule& rule, std::vector<Named> tensors)
     : device_(device), rule_(rule), tensors_(std::move(tensors)), has_history_(tensors_.size(), false) {

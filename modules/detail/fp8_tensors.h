@@ -19,6 +19,9 @@
 
 namespace pacer::detail {
 
+// False for a GPU that multiplies no 8-bit floats, which is one before compute capability 8.9.
+bool multiplies_8_bits(at::Device device);
+
 // What a cast makes besides codes.
 struct Fp8Extras {
   bool transposed = false, sums = false;

@@ -5,7 +5,7 @@
 #include <ATen/ops/mm.h>
 
 #include <pacer/core/error.h>
-#include <pacer/kernels/stream.h>
+#include <pacer/kernels/cross_entropy.h>
 #include <pacer/modules/detail/fp8_tensors.h>
 #include <pacer/modules/detail/product.h>
 
@@ -17,14 +17,15 @@ HeadProducts::HeadProducts(const at::Tensor& hidden, const at::Tensor& weight, b
   if (!in_8_bits) return;
   const at::Device device = hidden.device();
   require<Unavailable>(
-      !device.is_cuda() || kernels::compute_capability(device.index()) >= 89,
+      multiplies_8_bits(device),
       "linear_cross_entropy in 8-bit floats needs a GPU of compute capability 8.9 or later; leave "
       "LinearCrossEntropyOptions::fp8 out");
   kernels::Fp8Rule rule;  // each by its own largest magnitude
   rule.margin = 0;
   Fp8Tensors casts(device, rule, {});
   const Fp8Tensors::Role role{kernels::Fp8Format::e4m3, std::nullopt};
-  eight_ = InEight{casts.cast(hidden, role, {}), casts.cast(weight, role, {/*transposed=*/for_hidden})};
+  eight_ = InEight{casts.cast(hidden, role, {}), casts.cast(weight, role, {/*transposed=*/for_hidden}),
+                   at::full({1}, 1 / kernels::kCrossEntropyCodes, hidden.options().dtype(at::kFloat))};
 }
 
 at::Tensor HeadProducts::logits(int64_t first, int64_t count) const {
@@ -34,15 +35,14 @@ at::Tensor HeadProducts::logits(int64_t first, int64_t count) const {
                         hidden_.scalar_type(), {}, /*fast=*/true);
 }
 
-void HeadProducts::write_hidden_gradient(const at::Tensor& logits, const at::Tensor& codes, float inverse,
+void HeadProducts::write_hidden_gradient(const at::Tensor& logits, const at::Tensor& codes,
                                          const at::Tensor& to) const {
   if (!eight_) {
     at::Tensor result = to;
     at::mm_out(result, logits, weight_);
     return;
   }
-  const at::Tensor scale = at::full({1}, inverse, to.options().dtype(at::kFloat));
-  to.copy_(scaled_product(codes, scale, kernels::Fp8Format::e5m2, eight_->weight.transposed,
+  to.copy_(scaled_product(codes, eight_->codes_inverse, kernels::Fp8Format::e5m2, eight_->weight.transposed,
                           eight_->weight.inverse, to.scalar_type(), {}, /*fast=*/false));
 }
 

@@ -20,10 +20,9 @@ class HeadProducts {
   bool are_in_8_bits() const { return eight_.has_value(); }
   // [count, columns], of the rows from `first` on.
   at::Tensor logits(int64_t first, int64_t count) const;
-  // [count, in] of the gradients of so many rows of logits, [count, columns]; in 8 bits of their `codes` in e5m2, which are the
-  // gradients divided by `inverse`.
-  void write_hidden_gradient(const at::Tensor& logits, const at::Tensor& codes, float inverse,
-                             const at::Tensor& to) const;
+  // [count, in] of the gradients of so many rows of logits, [count, columns]; in 8 bits of their `codes`, as
+  // kernels/cross_entropy.h makes them.
+  void write_hidden_gradient(const at::Tensor& logits, const at::Tensor& codes, const at::Tensor& to) const;
   // Adds that of the weight, logits^T x, of the rows from `first` on, to the `sum` of those before them. Of 16 bits it is an fp32
   // sum where rows come in several chunks: on a GPU the product adds as it multiplies.
   void add_weight_gradient(const at::Tensor& logits, int64_t first, at::Tensor& sum) const;
@@ -31,6 +30,7 @@ class HeadProducts {
  private:
   struct InEight {
     Fp8Matrix hidden, weight;
+    at::Tensor codes_inverse;  // 1 / what codes were multiplied with, as inverses of an Fp8Matrix are
   };
   at::Tensor hidden_, weight_;
   std::optional<InEight> eight_;

@@ -20,6 +20,7 @@
 #include <ATen/ops/silu.h>
 
 #include <pacer/kernels/math/dropout.h>
+#include <pacer/modules/recompute.h>
 #include <pacer/modules/transformer_layer.h>
 
 #include "support/catch.h"
@@ -170,6 +171,12 @@ template <class Module>
 Pass fused_pass(Module& module, const Tensor& x, const Tensor& dy) {
   return pass(
       module, [&](const Tensor& in) { return module.forward(in); }, x, dy);
+}
+template <class Module>
+Pass recomputed_pass(Module& module, const Tensor& x, const Tensor& dy) {
+  const auto forward = [&](const Tensor& in) { return module.forward(in); };
+  return pass(
+      module, [&](const Tensor& in) { return recompute(module, forward, in); }, x, dy);
 }
 template <class Module>
 Pass reference_pass(Module& module, const Tensor& x, const Tensor& dy, const DroppedElements& dropped = {}) {

@@ -61,14 +61,7 @@ TEST_CASE("what fused layers drop follows from the seed alone", "[modules][fused
   CHECK_FALSE(fused_pass(*layer, x, dy).y.equal(found.y));  // another seed
 
   torch::manual_seed(3);
-  const Pass again = pass(
-      *layer,
-      [&](const Tensor& in) {
-        return recompute(
-            *layer, [&](const Tensor& t) { return layer->forward(t); }, in);
-      },
-      x, dy);
-  CHECK(largest_error(again, found) == 0);
+  CHECK(largest_error(recomputed_pass(*layer, x, dy), found) == 0);
 
   {
     const Autocast on(at::kCPU);
