@@ -63,7 +63,7 @@ function(pacer_target_flags target)
   set_target_properties(${target} PROPERTIES
     CXX_EXTENSIONS OFF
     UNITY_BUILD ${PACER_UNITY}
-    UNITY_BUILD_BATCH_SIZE 24)
+    UNITY_BUILD_BATCH_SIZE ${PACER_UNITY_FILES})
 endfunction()
 
 # Source files matching the patterns, less those for the other kind of build: *_cuda.cpp needs CUDA, *_no_cuda.cpp is
