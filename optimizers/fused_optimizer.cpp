@@ -147,7 +147,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  prepare(own_step_inputs());
+  prepare(max_norm_ == 0 ? plain_step_inputs() : clipped_step_inputs());
   conclude(enqueue());
   return loss;
 }

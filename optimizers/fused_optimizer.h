@@ -174,7 +174,8 @@ class FusedOptimizer : public SessionOptimizer {
       size_t number, const torch::optim::OptimizerParamState& state)>;
   void put_in_place(const std::vector<detail::RegisteredParameter>& before,
                     const std::vector<torch::Tensor>& after, const StateOfRows& state_of_rows);
-  StepInputs own_step_inputs();
+  // For clip_gradient_norm.
+  StepInputs clipped_step_inputs();
 
   // Returns nothing where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;

@@ -27,11 +27,11 @@ double FusedOptimizer::gradient_norm() const {
   return clipping_ ? clipping_->read().norm : 0;
 }
 
-StepInputs FusedOptimizer::own_step_inputs() {
+StepInputs FusedOptimizer::clipped_step_inputs() {
   StepInputs inputs = plain_step_inputs();
   const auto first = std::find_if(param_groups_.begin(), param_groups_.end(),
                                   [](const auto& group) { return !group.params().empty(); });
-  if (max_norm_ == 0 || first == param_groups_.end()) return inputs;
+  if (first == param_groups_.end()) return inputs;
   const at::Device device = first->params()[0].device();
   if (clipping_ == nullptr || clipping_->device() != device) {
     clipping_ = std::make_shared<GradientGuard>(device);

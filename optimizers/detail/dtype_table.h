@@ -63,7 +63,6 @@ class DtypeTable {
     const bool had_rows = std::exchange(has_rows_, !rows.empty());
     return had_rows != has_rows_;
   }
-  bool has_rows() const { return has_rows_; }
 
   // Number of partial sums of the norm, and their computation into partials[0 ... norm_units()).
   int64_t norm_units() const { return static_cast<int64_t>(units_.host().size()); }

@@ -111,7 +111,10 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   }
   plan_.step_groups.configure(plan_.settings, plan_.local_weight());
   plan_.find_gradients();
-  if (visible_rows_.give(*plan_.traits, plan_.settings, plan_.entries, plan_.tables)) ++enqueue_version_;
+  if (!visible_rows_.stay_all() &&
+      visible_rows_.give(*plan_.traits, plan_.settings, plan_.entries, plan_.tables)) {
+    ++enqueue_version_;
+  }
   if (plan_.products) plan_.products->agree(plan_.entries, plan_.taking_part);
   for (DtypeTable& table : plan_.tables) table.send(/*with_units=*/guard_ != nullptr);
   if (plan_.compressed_parameters) plan_.compressed_parameters->prepare(plan_.settings);

@@ -37,8 +37,6 @@ void VisibleRows::set(const at::Tensor& parameter, const at::Tensor& visible) {
 
 bool VisibleRows::give(const OptimizerTraits& traits, const std::vector<GroupSettings>& settings,
                        const std::vector<ParameterEntry>& entries, std::vector<DtypeTable>& tables) {
-  const auto have_rows = [](const DtypeTable& table) { return table.has_rows(); };
-  if (are_all() && std::none_of(tables.begin(), tables.end(), have_rows)) return false;
   const auto for_masks = [&](const auto& work) {
     for (const ParameterEntry& entry : entries) {
       if (const Mask* const mask = find(entry.parameter)) work(entry, mask->visible);
@@ -61,10 +59,12 @@ bool VisibleRows::give(const OptimizerTraits& traits, const std::vector<GroupSet
     const int64_t width = visible.numel() == 0 ? 0 : entry.range.count / visible.numel();
     of_table[entry.position] = {visible.const_data_ptr<bool>(), width};
   });
+  tables_have_rows_ = true;  // also where what follows throws
   bool is_another_kernel = false;
   for (size_t i = 0; i < tables.size(); ++i) {
     is_another_kernel = tables[i].set_rows(masks[i]) || is_another_kernel;
   }
+  tables_have_rows_ = !masks_.empty();
   return is_another_kernel;
 }
 

@@ -18,7 +18,8 @@ class VisibleRows {
  public:
   // `visible`: Bool, one for each row of the parameter, on its device; undefined: all rows again.
   void set(const at::Tensor& parameter, const at::Tensor& visible);
-  bool are_all() const { return masks_.empty(); }
+  // Whether they are, and were in the step before: then there is nothing to give.
+  bool stay_all() const { return masks_.empty() && !tables_have_rows_; }
 
   // Gives the tables the masks of a step, and says whether another kernel is needed than in the step before. Throws
   // InvalidArgument where an entry cannot be updated by rows.
@@ -33,6 +34,7 @@ class VisibleRows {
   const Mask* find(const at::Tensor& parameter) const;
 
   std::vector<Mask> masks_;
+  bool tables_have_rows_ = false;
 };
 
 // Throws InvalidArgument where such a parameter cannot be updated by rows, and says why. `name` as in messages.
