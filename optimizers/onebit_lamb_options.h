@@ -19,9 +19,9 @@ struct OneBitLambOptions : public OptimizerOptionsOf<OneBitLambOptions>,
   // the tensor's coefficient.
   TORCH_ARG(double, coeff_beta) = 0.9;
   // A factor multiplies the coefficient: how much the variance would have changed since the freeze. It stays
-  // between factor_min and factor_max, 0 < factor_min <= factor_max.
+  // between factor_min and factor_max, 0 < factor_min <= factor_max. Above 1 it raises the rate (the paper: 4).
   TORCH_ARG(double, factor_min) = 0.5;
-  TORCH_ARG(double, factor_max) = 4.0;
+  TORCH_ARG(double, factor_max) = 1.0;
   // From one step to the next the factor changes by at most this share, in [0, 1).
   TORCH_ARG(double, factor_threshold) = 0.1;
 };

@@ -73,7 +73,8 @@ void compare(const World& world) {
     training.run("FusedLamb", model, optimizer);
   }
   auto model = examples::make_byte_model();
-  const auto options = recipe<pacer::OneBitLambOptions>().freeze_step(kFreezeStep);
+  // The paper's bound of the factor. By default it is 1, and there is little to see.
+  const auto options = recipe<pacer::OneBitLambOptions>().freeze_step(kFreezeStep).factor_max(4);
   pacer::OneBitLamb optimizer(make_groups(model, options), options, world);
   training.run("OneBitLamb", model, optimizer);
   training.print_phases("OneBitLamb", optimizer);

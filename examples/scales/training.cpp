@@ -60,7 +60,8 @@ OptimizerPointer make_optimizer(const Options& options, const LanguageModel& mod
       return std::make_unique<pacer::FusedLamb>(lamb_groups(model, chosen), chosen);
     }
     case Optimizer::onebit_lamb: {
-      auto chosen = pacer::OneBitLambOptions(rate).freeze_step(options.freeze).bias_correction(true);
+      auto chosen =
+          pacer::OneBitLambOptions(rate).freeze_step(options.freeze).bias_correction(true).factor_max(4);
       chosen.block_scales(options.unit == ScaleUnit::block).one_bit(options.unit != ScaleUnit::none);
       chosen.compress_vectors(true);  // what shares a scale is what is studied
       const auto groups = lamb_groups(model, chosen);

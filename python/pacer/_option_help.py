@@ -172,10 +172,12 @@ MEANINGS = {
         "mean is the tensor's coefficient.",
     "factor_min":
         'A factor multiplies the coefficient: how much the variance would have changed since the freeze. It '
-        'stays between factor_min and factor_max, 0 < factor_min <= factor_max.',
+        'stays between factor_min and factor_max, 0 < factor_min <= factor_max. Above 1 it raises the rate '
+        '(the paper: 4).',
     "factor_max":
         'A factor multiplies the coefficient: how much the variance would have changed since the freeze. It '
-        'stays between factor_min and factor_max, 0 < factor_min <= factor_max.',
+        'stays between factor_min and factor_max, 0 < factor_min <= factor_max. Above 1 it raises the rate '
+        '(the paper: 4).',
     "factor_threshold":
         'From one step to the next the factor changes by at most this share, in [0, 1).',
     "alpha":

@@ -197,7 +197,7 @@ class OneBitLamb(_OneBitOptimizer):
     _kind = "OneBitLamb"
     _options = {
         "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 1e-2, "bias_correction": False,
-        "min_coeff": 0.01, "max_coeff": 10.0, "coeff_beta": 0.9, "factor_min": 0.5, "factor_max": 4.0,
+        "min_coeff": 0.01, "max_coeff": 10.0, "coeff_beta": 0.9, "factor_min": 0.5, "factor_max": 1.0,
         "factor_threshold": 0.1, "adapt": True, "block_scales": False, **_SHARED,
     }  # fmt: skip
 

@@ -54,7 +54,8 @@ inline std::vector<SignsCase> signs_cases(bool hierarchical = false) {
     return making_signs<OneBitAdam>(options);
   };
   const auto lamb = [=](auto change) {
-    auto options = OneBitLambOptions(0.01).weight_decay(0.1).freeze_step(5).allow_early_freeze(true);
+    auto options =
+        OneBitLambOptions(0.01).weight_decay(0.1).factor_max(4).freeze_step(5).allow_early_freeze(true);
     options.hierarchical(hierarchical);
     change(options);
     return making_signs<OneBitLamb>(options);

@@ -16,7 +16,7 @@ namespace pacer::testing {
 struct OneBitLambParameter : OneBitMethodParameter {
   // Of its group.
   double min_coeff = 0.01, max_coeff = 10, coeff_beta = 0.9;
-  double factor_min = 0.5, factor_max = 4, factor_threshold = 0.1;
+  double factor_min = 0.5, factor_max = 1, factor_threshold = 0.1;
   bool adapt = true;
   // Its state.
   std::vector<float> fresh_variance;

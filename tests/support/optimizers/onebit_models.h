@@ -32,7 +32,7 @@ struct OneBitModel {
   // The logits [n, classes] of inputs, and a batch of inputs and classes.
   std::function<Tensor(torch::nn::Module&, const Tensor&)> logits;
   std::function<std::pair<Tensor, Tensor>(at::Generator&, int64_t)> batch;
-  // Of a model: what has no true gradient.
+  // Of a model: what has noise for a gradient, or none at all.
   std::function<std::vector<Tensor>(torch::nn::Module&)> noise;
 };
 

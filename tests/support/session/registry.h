@@ -131,7 +131,7 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
   const auto sgd = FusedSgdOptions(0.01).momentum(0.9).dampening(0.2).weight_decay(0.1).finite_check(true);
   const auto rmsprop = FusedRmspropOptions(0.002).alpha(0.9).weight_decay(0.1).finite_check(true);
   const auto onebit_adam = OneBitAdamOptions(0.01).weight_decay(0.1);
-  const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1);
+  const auto onebit_lamb = OneBitLambOptions(0.01).weight_decay(0.1).factor_max(4);
   using namespace torch::optim;
   return {
       {"FusedAdamW", true, making<FusedAdamW>(adamw)},
@@ -226,7 +226,8 @@ inline std::vector<RegisteredOptimizer> all_optimizers() {
 // In one process they are what they are without nodes, so that they are not among the others.
 inline std::vector<RegisteredOptimizer> optimizers_by_nodes() {
   const auto adam = OneBitAdamOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
-  const auto lamb = OneBitLambOptions(0.01).weight_decay(0.1).compress_alone(true).hierarchical(true);
+  const auto lamb =
+      OneBitLambOptions(0.01).weight_decay(0.1).factor_max(4).compress_alone(true).hierarchical(true);
   return {{"OneBitAdam by nodes", true, making_onebit<OneBitAdam>(adam), at::kFloat, true},
           {"OneBitLamb by nodes, bf16", true, making_onebit<OneBitLamb>(lamb), at::kBFloat16, true}};
 }

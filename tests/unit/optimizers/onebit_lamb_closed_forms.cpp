@@ -38,6 +38,7 @@ OneBitLambOptions by_hand() {
       .weight_decay(0)
       .freeze_step(1)
       .compress_alone(true)
+      .factor_max(4)
       .factor_threshold(0.5);
 }
 
@@ -210,7 +211,8 @@ TEST_CASE("the coefficient is the average of the trust ratios, corrected for its
 
 TEST_CASE("the factor moves by a tenth a step, between its bounds", "[onebit_lamb]") {
   const auto factors = [](double later) {
-    Single single({8, -8, 1}, OneBitLambOptions(0.01).betas({0.9, 0.5}).weight_decay(0).freeze_step(1));
+    Single single({8, -8, 1},
+                  OneBitLambOptions(0.01).betas({0.9, 0.5}).weight_decay(0).factor_max(4).freeze_step(1));
     single.step({3, -3, 1});
     std::vector<double> found;
     for (int64_t t = 0; t < 25; ++t) {
@@ -231,6 +233,15 @@ TEST_CASE("the factor moves by a tenth a step, between its bounds", "[onebit_lam
   }
   CHECK(rising.back() == 4);
   CHECK(falling.back() == 0.5);
+}
+
+TEST_CASE("unless asked, the factor raises no rate", "[onebit_lamb]") {
+  Single single({8, -8, 1}, OneBitLambOptions(0.01).betas({0.9, 0.5}).freeze_step(1));
+  single.step({3, -3, 1});
+  for (int64_t t = 0; t < 10; ++t) {
+    single.step({0, 0, 0});  // the variance would have shrunk
+    CHECK(single.optimizer.factor(single.parameter) == 1);
+  }
 }
 
 TEST_CASE("a sign and its scale say all of a single element", "[onebit_lamb]") {
@@ -263,6 +274,7 @@ TEST_CASE("without signs, 1-bit LAMB follows the paper's rule in fp64", "[onebit
                                  .weight_decay(weight_decay)
                                  .bias_correction(bias_correction)
                                  .adapt(adapt)
+                                 .factor_max(4)
                                  .freeze_step(6);
         OneBitLambRanks ranks(1, {{{{200}}, options}});
         const Tensor& parameter = ranks.parameters[0][0];

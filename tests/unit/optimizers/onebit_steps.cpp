@@ -46,8 +46,8 @@ std::vector<GroupsOf<OneBitLamb>> variants(const OneBitLambOptions& plain) {
   using O = OneBitLambOptions;
   std::vector<GroupsOf<OneBitLamb>> all = {
       odd_groups(plain),
-      odd_groups(O(plain).bias_correction(true).weight_decay(0)),
-      odd_groups(O(plain).scale(ScaleNorm::l1).variance_floor(0).max_coeff(1.0)),
+      odd_groups(O(plain).bias_correction(true).weight_decay(0).factor_max(4)),
+      odd_groups(O(plain).scale(ScaleNorm::l1).variance_floor(0).max_coeff(1.0).factor_max(4)),
       odd_groups(O(plain).block_scales(true).factor_threshold(0.5).factor_min(0.01).factor_max(100)),
       odd_groups(O(plain).adapt(false).bias_correction(true)),
   };
