@@ -12,6 +12,7 @@
 
 #include <pacer/checkpoints/detail/adapter_folder.h>
 #include <pacer/checkpoints/detail/adapter_modules.h>
+#include <pacer/checkpoints/detail/causal_lm_adapter.h>
 #include <pacer/checkpoints/detail/linear_names.h>
 #include <pacer/checkpoints/detail/training_state.h>
 #include <pacer/checkpoints/detail/weights_folder.h>
@@ -42,16 +43,18 @@ std::map<std::string, modules::LoraAdapter> layers_with(torch::nn::Module& model
 
 // The options of the adapters of these layers; patterns where they differ, longer names first, because the
 // first that fits counts. InvalidArgument where they differ in what PEFT has one of.
-detail::AdapterConfig config_of(const std::map<std::string, modules::LoraAdapter>& layers,
+detail::AdapterConfig config_of(const std::map<std::string, detail::LayerInFile>& layers,
                                 const std::string& name) {
   detail::AdapterConfig config;
-  const auto& [first_layer, first] = *layers.begin();
+  const std::string& first_layer = layers.begin()->first;
+  const modules::LoraAdapter& first = layers.begin()->second.adapter;
   config.r = first->r();
   config.alpha = first->alpha();
   config.dropout = first->options.dropout();
   config.rslora = first->options.rslora();
   bool ranks_differ = false, alphas_differ = false;
-  for (const auto& [layer, adapter] : layers) {
+  for (const auto& [layer, part] : layers) {
+    const modules::LoraAdapter& adapter = part.adapter;
     require(!layer.empty(),
             "save_adapter: the model is itself the layer with the adapter, which then has no "
             "name; make it a part of a model");
@@ -131,14 +134,16 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
   const std::map<std::string, modules::LoraAdapter> layers = layers_with(model, name);
   require(!layers.empty(), "save_adapter: the model has no adapter called \"", name,
           "\"; add_lora or load_adapter adds one");
-  detail::AdapterConfig config = config_of(layers, name);
-  const detail::AdapterModules beside = detail::modules_beside(model, name);
+  const std::map<std::string, detail::LayerInFile> in_file = detail::layers_in_file(model, layers);
+  detail::AdapterConfig config = config_of(in_file, name);
+  detail::AdapterModules beside = detail::modules_beside(model, name);
+  detail::name_as_in_file(model, beside);
   config.whole_modules = beside.names;
   NamedTensors tensors;
   std::vector<std::string> names, modules;
-  for (const auto& [layer, adapter] : layers) {
-    tensors[peft_name(layer, detail::kAdapterA)] = adapter->A;
-    tensors[peft_name(layer, detail::kAdapterB)] = adapter->B;
+  for (const auto& [layer, part] : in_file) {
+    tensors[peft_name(layer, detail::kAdapterA)] = part.adapter->A;
+    tensors[peft_name(layer, detail::kAdapterB)] = part.adapter->B.narrow(0, part.first, part.count);
     names.push_back(layer);
   }
   for (const auto& [tensor_name, tensor] : beside.tensors) tensors[peft_name(tensor_name, "")] = tensor;
@@ -151,12 +156,14 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
 std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,
                                       const LoadAdapterOptions& options) {
   const at::NoGradGuard no_grad;
-  const AdapterFolder found = detail::read_adapter_folder(folder);
+  AdapterFolder found = detail::read_adapter_folder(folder);
+  NamedTensors values;
+  const bool is_joined = detail::join_layers(model, found, values);
   detail::check_layers(model, found);
   std::map<std::string, modules::LoraAdapter> layers = layers_with(model, options.name());
   const bool is_new = layers.empty();
   if (!is_new) check_present(model, layers, found, options.name());
-  const NamedTensors values = detail::read_adapter_tensors(found);
+  if (!is_joined) values = detail::read_adapter_tensors(found);
   for (const auto& [layer, adapter] : layers) {
     for (const bool is_a : {true, false}) {
       check_fits(found, peft_name(layer, is_a ? detail::kAdapterA : detail::kAdapterB),

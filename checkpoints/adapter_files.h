@@ -5,6 +5,10 @@
 //   pacer::load_adapter(*model, "run/adapter");       // into a model that has it, or has none yet
 //
 //   model = peft.PeftModel.from_pretrained(base, "run/adapter")           # Python
+//
+// The layers of a CausalLm have transformers' names in the files: queries, keys and values, and both halves of SwiGLU,
+// which are one layer with one adapter here, have the same matrix A there and rows of B. Read from there, adapters with
+// matrices A of their own are joined to one whose r is the sum of theirs; it computes the same.
 #pragma once
 
 #include <string>
@@ -27,8 +31,8 @@ namespace pacer {
 // layers, have no place in PEFT's files: they are left out, and a warning names them.
 //
 // InvalidArgument where the model has no adapter of that name, and for a trained parameter that PEFT's files
-// have no place for (one of the model itself, or of a layer with an adapter); FileError where a file cannot
-// be written.
+// have no place for (one of the model itself, or of a layer with an adapter, or an embedding that is the head,
+// too); FileError where a file cannot be written.
 void save_adapter(torch::nn::Module& model, const std::string& folder, const std::string& name = "default");
 
 struct LoadAdapterOptions {
@@ -49,6 +53,7 @@ struct LoadAdapterOptions {
 // the names of the layers, sorted.
 //
 // InvalidArgument for a layer of the file that is no pacer::modules::Linear of the model or of another size,
+// for parts of one layer of a CausalLm with different scales,
 // for what PEFT can do and pacer cannot (DoRA, biases, ...; the message names it), for values that are not
 // finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another
 // adapter, and for an adapter that is merged; FileError for

@@ -1,7 +1,6 @@
 #include <pacer/checkpoints/causal_lm_files.h>
 
 #include <filesystem>
-#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <string_view>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include <pacer/checkpoints/detail/causal_lm_config.h>
+#include <pacer/checkpoints/detail/causal_lm_names.h>
 #include <pacer/checkpoints/detail/checkpoint_files.h>
 #include <pacer/checkpoints/detail/linear_names.h>
 #include <pacer/checkpoints/detail/merged_weights.h>
@@ -53,16 +53,6 @@ CausalLmConfig read_config(const char* caller, const std::string& folder) {
   return detail::parse_causal_lm_config(detail::read_config_file(path), path);
 }
 
-// Puts rows of `tensor` under each of the names, so many under each.
-void put_rows(NamedTensors& tensors, const at::Tensor& tensor,
-              std::initializer_list<std::pair<std::string, int64_t>> rows) {
-  int64_t first = 0;
-  for (const auto& [name, count] : rows) {
-    tensors.emplace(name, tensor.narrow(0, first, count));
-    first += count;
-  }
-}
-
 // InvalidArgument that begins with `cannot` where a weight is in 4 bits, which has no rows to give names to.
 void require_rows(modules::CausalLmImpl& model, const std::string& cannot, const char* remedy) {
   for (const auto& [name, layer] : detail::linear_names(model)) {
@@ -72,37 +62,18 @@ void require_rows(modules::CausalLmImpl& model, const std::string& cannot, const
 
 // The model's parameters by the names that transformers gives them, in the model's memory.
 NamedTensors by_their_names(modules::CausalLmImpl& model) {
-  const CausalLmConfig config = config_of(model.options);
-  const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
-  NamedTensors tensors;
-  tensors.emplace("model.embed_tokens.weight", model.embedding->weight.detach());
-  tensors.emplace("model.norm.weight", model.norm->weight.detach());
-  // One tensor where it is tied, whichever of the names a file has.
-  tensors.emplace("lm_head.weight",
-                  model.head ? model.head->weight.detach() : tensors.at("model.embed_tokens.weight"));
-  for (size_t i = 0; i < model.layers->size(); ++i) {
-    const auto& layer = *model.layers->ptr(i)->as<modules::TransformerLayerImpl>();
-    const std::string name = detail::concatenate("model.layers.", i, '.');
-    const std::string attention = name + "self_attn.";
-    tensors.emplace(name + "input_layernorm.weight", layer.qkv->rms_norm->weight.detach());
-    tensors.emplace(name + "post_attention_layernorm.weight", layer.mlp->rms_norm->weight.detach());
-    const auto put_qkv = [&](const at::Tensor& packed, const std::string& kind) {
-      put_rows(tensors, packed.detach(),
-               {{attention + "q_proj." + kind, queries},
-                {attention + "k_proj." + kind, keys},
-                {attention + "v_proj." + kind, keys}});
-    };
-    put_qkv(layer.qkv->linear->weight, "weight");
-    if (layer.qkv->linear->bias.defined()) put_qkv(layer.qkv->linear->bias, "bias");
-    if (layer.q_norm) {
-      tensors.emplace(attention + "q_norm.weight", layer.q_norm->weight.detach());
-      tensors.emplace(attention + "k_norm.weight", layer.k_norm->weight.detach());
+  NamedTensors own, tensors;
+  for (const auto& item : model.named_parameters()) own.emplace(item.key(), item.value().detach());
+  for (const detail::CausalLmName& name : detail::causal_lm_names(model.options)) {
+    for (const char* kind : {".weight", ".bias"}) {
+      const auto found = own.find(name.own + kind);
+      if (found == own.end()) continue;
+      const at::Tensor& whole = found->second;
+      tensors.emplace(name.theirs + kind, name.count == 0 ? whole : whole.narrow(0, name.first, name.count));
     }
-    tensors.emplace(attention + "o_proj.weight", layer.projection->weight.detach());
-    put_rows(tensors, layer.mlp->fc1->weight.detach(),
-             {{name + "mlp.gate_proj.weight", config.ffn}, {name + "mlp.up_proj.weight", config.ffn}});
-    tensors.emplace(name + "mlp.down_proj.weight", layer.mlp->fc2->weight.detach());
   }
+  // One tensor where it is tied, whichever of the names a file has.
+  tensors.emplace("lm_head.weight", tensors.at("model.embed_tokens.weight"));
   return tensors;
 }
 

@@ -89,13 +89,18 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
   return found;
 }
 
+void require_both(const AdapterFolder& folder, const std::string& layer,
+                  const AdapterFolder::Matrices& matrices) {
+  require<FileError>(matrices.a && matrices.b, folder.path, " has only one of the two matrices of ",
+                     quote_for_message(layer), "; it is damaged");
+}
+
 void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
   const std::map<std::string, modules::LinearImpl*> linears = linear_names(model);
   std::map<const void*, std::string> first_name;
   for (const auto& [name, matrices] : folder.layers) {
     const std::string layer_name = quote_for_message(name);
-    require<FileError>(matrices.a && matrices.b, folder.path, " has only one of the two matrices of ",
-                       layer_name, "; it is damaged");
+    require_both(folder, name, matrices);
     const auto found = linears.find(name);
     require(found != linears.end(), folder.path, " has an adapter of ", layer_name,
             ", which is no pacer::modules::Linear of the model",

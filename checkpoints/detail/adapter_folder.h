@@ -38,6 +38,10 @@ struct AdapterFolder {
 // InvalidArgument and FileError as load_adapter has them.
 AdapterFolder read_adapter_folder(const std::string& folder);
 
+// FileError where the folder has only one of the two matrices of the layer.
+void require_both(const AdapterFolder& folder, const std::string& layer,
+                  const AdapterFolder::Matrices& matrices);
+
 // InvalidArgument where a layer of the folder is not one of the model's, of its size and under one name, and
 // where modules_to_save are not modules of the model with exactly the tensors that they have there.
 void check_layers(torch::nn::Module& model, const AdapterFolder& folder);

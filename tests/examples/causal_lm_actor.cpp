@@ -1,7 +1,9 @@
 // What causal_lm_files.py exchanges models with: a program that loads, trains and saves a CausalLm as a user would.
 //
 //   causal_lm_actor read FOLDER BATCH OUT   the model in FOLDER: logits, loss and gradients of a batch, to the file OUT
-//   causal_lm_actor write FOLDER            models of each kind in folders below it, each with ids and logits
+//   causal_lm_actor adapted FOLDER ADAPTER BATCH OUT   logits of the model in FOLDER with the adapter in ADAPTER
+//   causal_lm_actor write FOLDER            models of each kind in folders below it, each with ids and logits, and with an
+//                                           adapter and logits with it in a folder below
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -9,10 +11,12 @@
 
 #include <torch/utils.h>
 
+#include <pacer/checkpoints/adapter_files.h>
 #include <pacer/checkpoints/causal_lm_files.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/files/file_system.h>
 #include <pacer/modules/causal_lm.h>
+#include <pacer/modules/lora.h>
 
 namespace {
 
@@ -43,6 +47,24 @@ void read_model(const std::string& folder, const std::string& batch_file, const 
   put(out, found);
 }
 
+void read_adapted(const std::string& folder, const std::string& adapter, const std::string& batch_file,
+                  const std::string& out) {
+  CausalLm model(pacer::causal_lm_options(folder));
+  pacer::load_causal_lm(*model, folder);
+  pacer::load_adapter(*model, adapter);
+  put(out, {{"logits", model->forward(get(batch_file).at("ids")).detach()}});
+}
+
+// The model in the folder with an adapter, to a folder below, and its logits.
+void write_adapted(const std::string& folder, const torch::Tensor& ids) {
+  CausalLm model(pacer::causal_lm_options(folder));
+  pacer::load_causal_lm(*model, folder);
+  pacer::modules::add_lora(*model, pacer::modules::LoraOptions(3).alpha(5).targets({"layers.**"}));
+  for (const auto& item : pacer::modules::trainable(*model)) item.value().normal_(0, 0.2);
+  pacer::save_adapter(*model, folder + "/adapter");
+  put(folder + "/adapter/logits", {{"logits", model->forward(ids)}});
+}
+
 void write_models(const std::string& folder) {
   const auto common = CausalLmOptions(56, 32, 2, 4).ffn(48).kv_heads(2).theta(300).eps(1e-4);
   const std::pair<const char*, CausalLmOptions> kinds[] = {
@@ -64,6 +86,7 @@ void write_models(const std::string& folder) {
     pacer::save_causal_lm(*model, to, pacer::SaveCausalLmOptions().max_positions(64));
     const auto ids = torch::randint(56, {3, 20}, torch::kLong);
     put(to + "/logits", {{"ids", ids}, {"logits", model->forward(ids)}});
+    write_adapted(to, ids);
     model->to(torch::kBFloat16);
     pacer::save_causal_lm(*model, to + "_bf16");
     put(to + "_bf16/logits", {{"ids", ids}, {"logits", model->forward(ids).to(torch::kFloat)}});
@@ -77,10 +100,14 @@ int main(int argc, char** argv) {
   try {
     if (mode == "read" && argc == 5) {
       read_model(argv[2], argv[3], argv[4]);
+    } else if (mode == "adapted" && argc == 6) {
+      read_adapted(argv[2], argv[3], argv[4], argv[5]);
     } else if (mode == "write" && argc == 3) {
       write_models(argv[2]);
     } else {
-      std::fprintf(stderr, "usage: causal_lm_actor read FOLDER BATCH OUT | write FOLDER\n");
+      std::fprintf(
+          stderr,
+          "usage: causal_lm_actor read FOLDER BATCH OUT | adapted FOLDER ADAPTER BATCH OUT | write FOLDER\n");
       return 2;
     }
   } catch (const std::exception& error) {

@@ -4,7 +4,8 @@
 causal_lm_files.py CAUSAL_LM_ACTOR
 
 Small models with random weights: logits, loss and the gradients of all parameters, and the logits of models that pacer
-saved. Exits with 77 where transformers is not installed.
+saved; the same with low-rank adapters, added to weights by hand and, where it is installed, by PEFT. Exits with 77 where
+transformers is not installed.
 """
 import json
 import os
@@ -24,6 +25,10 @@ except ImportError as error:
     print(f"PACER_SKIPPED: {error}")
     sys.exit(77)
 logging.disable_progress_bar()
+try:
+    import peft
+except ImportError:
+    peft = None
 
 # Sums of some hundred products in fp32, whose order differs, round to a few 1e-7 of their norm, which some layers make more
 # of; a wrong theta, order of rows or norm is some 1e-2 and more.
@@ -115,6 +120,45 @@ def check_read(folder, model, batch, what):
     print(f"{what} in pacer: logits, loss and gradients differ by up to {max(errors):.1e}")
 
 
+PREFIX = "base_model.model."
+
+
+def adapted_logits(folder, adapter, ids, what):
+    """Of the model in the folder with an adapter: with what its two matrices make added to each weight."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    scale = config["lora_alpha"] / config["r"]
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name in {name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for name in tensors}:
+            a, b = (tensors[f"{PREFIX}{name}.lora_{matrix}.weight"] for matrix in "AB")
+            model.get_submodule(name).weight += scale * b @ a
+        logits = model(ids).logits
+        if peft:
+            base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+            close(peft.PeftModel.from_pretrained(base, adapter).eval()(ids).logits, logits, f"PEFT with {what}")
+    return logits
+
+
+def check_adapter_of_peft(folder, model, batch, what):
+    """An adapter of some layers, each with matrices of its own, as PEFT writes it."""
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    tensors = {}
+    for name, layer in model.named_modules():
+        if name.rsplit(".", 1)[-1] in ("q_proj", "v_proj", "up_proj", "o_proj"):
+            tensors[f"{PREFIX}{name}.lora_A.weight"] = 0.2 * torch.randn(2, layer.in_features)
+            tensors[f"{PREFIX}{name}.lora_B.weight"] = 0.2 * torch.randn(layer.out_features, 2)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "up_proj", "o_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    actor("adapted", folder, adapter, batch, adapter / "found")
+    logits = adapted_logits(folder, adapter, load_file(batch)["ids"], what)
+    expect((logits - model(load_file(batch)["ids"]).logits).norm() > 0.1 * logits.norm(), f"{what}: the adapter does next to nothing")
+    error = close(load_file(adapter / "found")["logits"], logits, f"{what} with an adapter in pacer")
+    print(f"{what} with an adapter of PEFT's in pacer: logits differ by {error:.1e}")
+
+
 def edited(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     config.update(fields)
@@ -133,6 +177,7 @@ with tempfile.TemporaryDirectory() as name:
         model = random_model(kind)
         model.save_pretrained(folder / kind)
         check_read(folder / kind, model, batch, kind)
+        check_adapter_of_peft(folder / kind, model, batch, kind)
         # In several files with an index, in 16 bits, and with the words of transformers 4.
         sharded = folder / (kind + "_sharded")
         model.to(torch.bfloat16).save_pretrained(sharded, max_shard_size="10KB")
@@ -165,3 +210,8 @@ with tempfile.TemporaryDirectory() as name:
             logits = model(there["ids"]).logits
         error = close(logits.float(), there["logits"], f"transformers with {path.name}", BF16_BOUND if is_bf16 else BOUND)
         print(f"{path.name} of pacer in transformers: logits differ by {error:.1e}")
+        if is_bf16:
+            continue
+        wanted = adapted_logits(path, path / "adapter", there["ids"], path.name)
+        error = close(load_file(path / "adapter" / "logits")["logits"], wanted, f"transformers with the adapter of {path.name}")
+        print(f"the adapter of {path.name} in transformers: logits differ by {error:.1e}")

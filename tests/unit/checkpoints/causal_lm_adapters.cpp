@@ -1,19 +1,16 @@
-// Adapters and weights in 4 bits of a CausalLm in files: runs that go on from checkpoints, adapters alone, and folders
-// of Hugging Face.
+// Adapters and weights in 4 bits of a CausalLm in files: runs that go on from checkpoints, and folders of Hugging Face.
+// Folders of adapters: causal_lm_adapter_folders.cpp.
 #include <filesystem>
 #include <string>
 
-#include <pacer/checkpoints/adapter_files.h>
 #include <pacer/checkpoints/causal_lm_files.h>
 #include <pacer/checkpoints/checkpoints.h>
-#include <pacer/checkpoints/save_weights.h>
 #include <pacer/hooks/gradient_clipping.h>
 #include <pacer/hooks/recompute.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/session/session.h>
 
 #include "support/catch.h"
-#include "support/checkpoints/failed_loads.h"
 #include "support/checkpoints/weight_files.h"
 #include "support/message_of.h"
 
@@ -85,48 +82,6 @@ TEST_CASE("a CausalLm with adapters goes on from a checkpoint to the bit", "[cau
       }
     }
   }
-}
-
-TEST_CASE("adapters of a CausalLm go to a folder of their own and come back, by pacer's names",
-          "[causal_lm][lora][adapter_files]") {
-  for (const bool quantized : {false, true}) {
-    const TemporaryFolder folder;
-    CausalLm model = base_model(), again = base_model();
-    if (quantized) quantize_layers(model);
-    if (quantized) quantize_layers(again);
-    modules::add_lora(*model, some_adapters());
-    randomize_adapters(model);
-    save_adapter(*model, folder.path("adapter"));
-    const auto names = load_adapter(*again, folder.path("adapter"));
-    CHECK(names.size() == 2 * 4);
-    CHECK(names.front() == "layers.0.mlp.fc1");
-    CHECK(again(some_ids()).equal(model(some_ids())));
-    CHECK(modules::trainable(*again).keys() == modules::trainable(*model).keys());
-
-    save_weights(*model, folder.path("all.safetensors"));
-    CausalLm other = base_model(2);
-    load_weights(*other, folder.path("all.safetensors"));
-    CHECK(other->layers[0]->as<modules::TransformerLayerImpl>()->projection->nf4().is_empty() == !quantized);
-    load_adapter(*other, folder.path("adapter"));
-    CHECK(other(some_ids()).equal(model(some_ids())));
-  }
-}
-
-TEST_CASE("adapters of queries, keys and values one by one do not fit, which is said",
-          "[causal_lm][lora][adapter_files][errors]") {
-  const TemporaryFolder folder;
-  const std::string path = folder.path("peft"), file = path + "/adapter_model.safetensors";
-  CausalLm model = base_model();
-  modules::add_lora(*model, some_adapters());
-  save_adapter(*model, path);
-  const std::string name = "base_model.model.model.layers.0.self_attn.q_proj.lora_";
-  put_tensors_in(file,
-                 {{name + "A.weight", torch::ones({3, 16})}, {name + "B.weight", torch::ones({16, 3})}});
-  CausalLm fresh = base_model();
-  check_load_fails(*fresh,
-                   {"\"model.layers.0.self_attn.q_proj\", which is no pacer::modules::Linear of the model",
-                    "it has \"layers.0.mlp.fc1\" among others"},
-                   [&] { load_adapter(*fresh, path); });
 }
 
 TEST_CASE("a CausalLm goes to a folder of Hugging Face with its adapters merged, and in whole weights alone",
