@@ -53,9 +53,8 @@ struct LoadAdapterOptions {
 // the names of the layers, sorted.
 //
 // InvalidArgument for a layer of the file that is no pacer::modules::Linear of the model or of another size,
-// for parts of one layer of a CausalLm with different scales,
-// for what PEFT can do and pacer cannot (DoRA, biases, ...; the message names it), for values that are not
-// finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another
+// for parts of one layer of a CausalLm that are scaled differently, for what PEFT can do and pacer cannot
+// (DoRA, biases, ...; the message names it), for values that are not finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another
 // adapter, and for an adapter that is merged; FileError for
 // files that are not there, damaged or do not belong together. Nothing was changed then.
 std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,

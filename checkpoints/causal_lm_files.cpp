@@ -15,6 +15,7 @@
 #include <pacer/checkpoints/detail/named_weights.h>
 #include <pacer/checkpoints/detail/weights_folder.h>
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/head_sizes.h>
 
 namespace pacer {
 namespace {
@@ -34,8 +35,8 @@ CausalLmConfig config_of(const modules::CausalLmOptions& options) {
   config.ffn = options.ffn();
   config.layers = options.layers();
   config.heads = options.heads();
-  config.kv_heads = options.kv_heads().value_or(options.heads());
-  config.head_dim = options.head_dim().value_or(options.hidden() / options.heads());
+  config.kv_heads = detail::kv_heads_of(options);
+  config.head_dim = detail::head_dim_of(options);
   config.eps = options.eps();
   config.theta = options.theta();
   if (const auto& scaling = options.scaling()) {

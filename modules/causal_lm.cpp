@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/head_sizes.h>
 #include <pacer/modules/lora_adapter.h>
 
 namespace pacer::modules {
@@ -118,9 +119,8 @@ at::Tensor CausalLmImpl::loss(const at::Tensor& ids, const at::Tensor& targets,
 
 double CausalLmImpl::operations_per_token(int64_t sequence) const {
   require(sequence > 0, "CausalLm::operations_per_token needs a sequence above 0, not ", sequence);
-  const int64_t head_dim = options.head_dim().value_or(options.hidden() / options.heads());
-  const int64_t of_queries = options.heads() * head_dim;
-  const int64_t of_keys = options.kv_heads().value_or(options.heads()) * head_dim;
+  const int64_t head_dim = detail::head_dim_of(options);
+  const int64_t of_queries = options.heads() * head_dim, of_keys = detail::kv_heads_of(options) * head_dim;
   const int64_t of_layer = options.hidden() * (2 * of_queries + 2 * of_keys + 3 * options.ffn());
   const int64_t matrices = options.layers() * of_layer + options.vocabulary() * options.hidden();
   return 6.0 * static_cast<double>(matrices) +

@@ -4,21 +4,17 @@
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/attention.h>
+#include <pacer/modules/detail/head_sizes.h>
 #include <pacer/modules/detail/norm_linear.h>
 #include <pacer/modules/detail/norm_mlp.h>
 
 namespace pacer::modules {
 namespace {
 
+using detail::head_dim_of, detail::kv_heads_of;
+
 void check_probability(const char* name, double p) {
   require(p >= 0 && p < 1, "TransformerLayerOptions::", name, " must be in [0, 1), not ", p);
-}
-
-int64_t head_dim_of(const TransformerLayerOptions& options) {
-  return options.head_dim().value_or(options.hidden() / options.heads());
-}
-int64_t kv_heads_of(const TransformerLayerOptions& options) {
-  return options.kv_heads().value_or(options.heads());
 }
 
 void check(const TransformerLayerOptions& options) {

@@ -4,13 +4,13 @@
 #include <utility>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/head_sizes.h>
 
 namespace pacer::detail {
 
 std::vector<CausalLmName> causal_lm_names(const modules::CausalLmOptions& options) {
-  const int64_t head_dim = options.head_dim().value_or(options.hidden() / options.heads());
-  const int64_t queries = options.heads() * head_dim;
-  const int64_t keys = options.kv_heads().value_or(options.heads()) * head_dim;
+  const int64_t head_dim = head_dim_of(options);
+  const int64_t queries = options.heads() * head_dim, keys = kv_heads_of(options) * head_dim;
   std::vector<CausalLmName> names = {{"model.embed_tokens", "embedding"}, {"model.norm", "norm"}};
   if (!options.tied()) names.push_back({"lm_head", "head"});
   for (int64_t i = 0; i < options.layers(); ++i) {

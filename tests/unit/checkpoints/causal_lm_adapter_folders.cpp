@@ -1,12 +1,14 @@
 // Adapters of a CausalLm in folders as PEFT has them for transformers' models: there queries, keys and values, and both
 // halves of SwiGLU, have adapters of their own.
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <pacer/checkpoints/adapter_files.h>
+#include <pacer/checkpoints/load_weights.h>
 #include <pacer/checkpoints/save_weights.h>
 #include <pacer/modules/causal_lm.h>
 #include <pacer/modules/lora.h>
@@ -29,8 +31,8 @@ using nlohmann::json;
 
 const std::string kPrefix = "base_model.model.", kLayer = "model.layers.0.";
 
-CausalLm base_model(bool tied = false) {
-  torch::manual_seed(1);
+CausalLm base_model(bool tied = false, uint64_t seed = 1) {
+  torch::manual_seed(seed);
   return CausalLm(CausalLmOptions(40, 16, 2, 4).ffn(24).kv_heads(2).init_std(0.2).tied(tied));
 }
 
@@ -50,9 +52,7 @@ modules::LoraAdapter adapter_of(CausalLm& model, const std::string& layer) {
 
 // A folder as PEFT writes it, from matrices by their names without prefix.
 void put_folder(const std::string& path, const NamedTensors& matrices, json config) {
-  CausalLm model = base_model();
-  modules::add_lora(*model, some_adapters());
-  save_adapter(*model, path);  // makes the folder
+  std::filesystem::create_directories(path);
   NamedTensors tensors;
   for (const auto& [name, tensor] : matrices) tensors.emplace(kPrefix + name + ".weight", tensor);
   put_tensors_in(path + "/adapter_model.safetensors", tensors);
@@ -123,6 +123,13 @@ TEST_CASE(
     CHECK(again(some_ids()).equal(model(some_ids())));
     load_adapter(*again, folder.path("a"));  // into the one that is there
     CHECK(again(some_ids()).equal(model(some_ids())));
+
+    save_weights(*model, folder.path("all.safetensors"));
+    CausalLm other = base_model(false, 2);
+    load_weights(*other, folder.path("all.safetensors"));
+    CHECK(other->layers[0]->as<modules::TransformerLayerImpl>()->projection->nf4().is_empty() == !quantized);
+    load_adapter(*other, folder.path("a"));
+    CHECK(other(some_ids()).equal(model(some_ids())));
   }
 }
 
@@ -171,6 +178,25 @@ TEST_CASE("adapters of queries and values alone, and of gates, are joined into t
     CHECK(adapter_of(again, "layers.0.qkv.linear")->r() == 4);
     load_adapter(*model, folder.path("a"));  // it fits what it has made
     CHECK(model(some_ids()).equal(adapted));
+  }
+}
+
+TEST_CASE("a folder with a CausalLm's adapter by pacer's names is read, too",
+          "[causal_lm][lora][adapter_files]") {
+  const TemporaryFolder folder;
+  CausalLm model = base_model(), again = base_model();
+  modules::add_lora(*model, some_adapters());
+  randomize(model);
+  NamedTensors matrices;
+  for (const auto& layer : {"layers.0.qkv.linear", "layers.1.mlp.fc2"}) {
+    matrices.emplace(std::string(layer) + ".lora_A", adapter_of(model, layer)->A);
+    matrices.emplace(std::string(layer) + ".lora_B", adapter_of(model, layer)->B);
+  }
+  put_folder(folder.path("a"), matrices, {{"r", 3}, {"lora_alpha", 6}});
+  CHECK(load_adapter(*again, folder.path("a")) == Names{"layers.0.qkv.linear", "layers.1.mlp.fc2"});
+  for (const auto& layer : {"layers.0.qkv.linear", "layers.1.mlp.fc2"}) {
+    CHECK(same_bits(adapter_of(again, layer)->A, adapter_of(model, layer)->A));
+    CHECK(same_bits(adapter_of(again, layer)->B, adapter_of(model, layer)->B));
   }
 }
 
