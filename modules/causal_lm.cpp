@@ -109,12 +109,12 @@ at::Tensor CausalLmImpl::forward(const at::Tensor& ids) {
 
 at::Tensor CausalLmImpl::loss_behind_layers(const at::Tensor& x, const at::Tensor& targets,
                                             const LinearCrossEntropyOptions& loss_options) {
-  return linear_cross_entropy(norm(x), head_weight(), targets, loss_options);
+  return head_loss(norm(x), targets, loss_options);
 }
 
 at::Tensor CausalLmImpl::loss(const at::Tensor& ids, const at::Tensor& targets,
                               const LinearCrossEntropyOptions& loss_options) {
-  return linear_cross_entropy(hidden_states(ids), head_weight(), targets, loss_options);
+  return head_loss(hidden_states(ids), targets, loss_options);
 }
 
 double CausalLmImpl::operations_per_token(int64_t sequence) const {

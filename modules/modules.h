@@ -8,6 +8,7 @@
 #include <pacer/modules/causal_lm.h>
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>
+#include <pacer/modules/head_exchange.h>
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/linear.h>

@@ -56,6 +56,7 @@ void ParameterShards::State::land(size_t position) {
   if (keeps_parts_) count(group, groups_[group].landings);
   if (!active_) return;  // a pass of somebody else's, whose gradients stay where they are
   const Part& part = parts_[position];
+  if (unit_of(position).is_split_by_rows) return require_no_gradient(part);
   require(!gradients_.has_left(position), "parameter ", part.name,
           " received a gradient after its unit had been sent; a layer that LayerDrop drops must not be used "
           "elsewhere, and a parameter must not get gradients twice in one backward");
@@ -91,7 +92,7 @@ void ParameterShards::State::send_full_units() {
 }
 
 void ParameterShards::State::send(Unit& unit) {
-  if (!unit.is_trained) return;
+  if (!unit.is_trained || unit.is_split_by_rows) return;
   const bool is_absent = std::all_of(unit.members.begin(), unit.members.end(), [&](size_t position) {
     return absent_in_all_[position] != 0 && !gradients_.has_arrived(position);
   });

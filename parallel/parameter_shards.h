@@ -61,6 +61,9 @@ struct ParameterShardsOptions {
   // Parameters whose sums may stay those of `ranks`, see Pass::stays_local; they share units with their like
   // only.
   TORCH_ARG(std::vector<at::Tensor>, may_stay_local);
+  // Only with groups: matrices, each alone in its group, whose gradients do not come from backward: each rank hands that of its
+  // part to add_part_gradient(). Bounds of parts lie between rows, at multiples of 16.
+  TORCH_ARG(std::vector<at::Tensor>, split_by_rows);
   // The end of the sentence for whoever touches a gradient between end_backward() and wait(): what to do
   // instead.
   TORCH_ARG(std::string, touch_remedy) = "call wait() first";
@@ -111,6 +114,9 @@ class ParameterShards {
     // replicas; the same in all passes of an update.
     bool stays_local = false;
   };
+  // In a backward pass, for a matrix that is split by rows: adds `gradient`, of parts()[part].count elements, in the dtype of the
+  // parameter and already the sum over ranks, to the part's. Not a collective operation.
+  void add_part_gradient(size_t part, const at::Tensor& gradient);
   // A backward pass starts: from here to end_backward, gradients are taken as they arrive.
   void begin_backward(const Pass& pass);
   void begin_backward() { begin_backward(Pass()); }

@@ -47,6 +47,9 @@ namespace pacer {
 namespace detail {
 class BlockGathers;
 }  // namespace detail
+namespace modules {
+struct HeadExchangeSlot;
+}  // namespace modules
 
 // What ranks keep parts of. Each value includes those before it.
 enum class Sharded {
@@ -81,6 +84,12 @@ struct ShardsOptions {
   // With Blocks: blocks stay whole from forward to backward, and over the micro-steps of a step, so that each
   // is gathered once a step. The memory of all parameters, for a third fewer bytes.
   PACER_OPTION_OF(ShardsOptions, parts_, keep_after_forward);
+  // With Blocks: the head's weight is never gathered: each rank makes the logits of its rows of it, for the hidden states of all
+  // ranks, which travel in its place, and adds up their gradients itself. It saves memory of twice the weight, and bytes where
+  // the vocabulary is larger than the rows of hidden states of all ranks together. The model must be a modules::WithHead that
+  // makes its loss with head_loss(), as CausalLm does, with a head that is not tied; logits are to be had in a scope of
+  // Session::whole_parameters() only. Losses are equal to rounding, not to the bit.
+  TORCH_ARG(bool, split_head) = false;
   // With Blocks: false: whole gradients are kept until a step's last backward and travel once a step.
   TORCH_ARG(bool, reduce_every_micro_step) = true;
   // See DataParallelOptions.
@@ -137,6 +146,7 @@ class Shards : public GradientExchange, public ShardedState {
   void drop() override { shards_->drop(); }
 
   void choose_ranks();
+  void share_out_blocks(const ParameterShardsOptions& options, const std::shared_ptr<Communicator>& replicas);
   std::vector<ParameterShards::Group> groups() const;
   std::vector<size_t> expected_groups(const Progress& progress) const;
   bool stays_local() const;
@@ -156,13 +166,18 @@ class Shards : public GradientExchange, public ShardedState {
   int64_t collect(const SharedTensor& shared, int to, at::Tensor& tensor,
                   std::vector<Message>& messages) const;
 
+  // Group 0: what is in no block, or in several.
+  static constexpr size_t kRoot = 0;
+
   std::vector<Blocks> stacks_;
   ShardsOptions options_;
   std::shared_ptr<Communicator> ranks_;  // that have the parts of one whole
   std::shared_ptr<ParameterShards> shards_;
-  std::shared_ptr<detail::BlockGathers> gathers_;  // with blocks
-  std::vector<at::Tensor> trained_;                // when they were shared out
-  std::vector<char> sits_out_;                     // by part: has no gradient in this step; empty: none does
+  std::shared_ptr<detail::BlockGathers> gathers_;         // with blocks
+  std::shared_ptr<modules::HeadExchangeSlot> head_slot_;  // where the head is split by rows
+  size_t head_group_ = kRoot;                             // and its number
+  std::vector<at::Tensor> trained_;                       // when they were shared out
+  std::vector<char> sits_out_;  // by part: has no gradient in this step; empty: none does
   // Whether the end of each forward pass that runs releases the root; several run if evaluations are nested.
   std::vector<char> releases_root_;
 };

@@ -75,8 +75,9 @@ template <class Element, int kPacket>
 __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(const CrossEntropy work) {
   Element* const logits = static_cast<Element*>(work.logits) + blockIdx.x * work.columns;
   uint8_t* const codes = work.codes == nullptr ? nullptr : work.codes + blockIdx.x * work.columns;
-  const int64_t target = work.targets[blockIdx.x];
-  const bool is_ignored = target == work.ignore_index;
+  const int64_t of_all = work.targets[blockIdx.x], target = of_all - work.first_column;
+  const int64_t all_columns = work.all_columns > 0 ? work.all_columns : work.columns;
+  const bool is_ignored = of_all == work.ignore_index, is_target = of_all >= 0 && of_all < all_columns;
   const float cap = work.soft_cap, row_weight = work.weights == nullptr ? 1.0f : work.weights[blockIdx.x];
   const auto value = [&](const Element& element) {
     const float logit = load(element);
@@ -109,8 +110,15 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(con
       if (codes != nullptr) store_packet(codes + j, in_eight);
     }
   };
+  const auto write_terms = [&](const RowSums& sums, float of_target) {
+    if (threadIdx.x == 0) {
+      reinterpret_cast<float4*>(work.terms)[blockIdx.x] =
+          make_float4(sums.largest, sums.sum, of_target, sums.of_all);
+    }
+  };
   if (is_ignored) {
-    if (threadIdx.x == 0) work.losses[blockIdx.x] = 0;
+    if (work.terms != nullptr) return write_terms(RowSums(), 0);
+    if (work.lse == nullptr && threadIdx.x == 0) work.losses[blockIdx.x] = 0;
     if (!work.wants_gradient) return;
     over_row([&](int64_t j, const Element(&)[kPacket]) {
       const float zeros[kPacket] = {};
@@ -118,27 +126,33 @@ __global__ void __launch_bounds__(kCrossEntropyThreads) cross_entropy_kernel(con
     });
     return;
   }
-  RowSums sums;
-  over_row([&](int64_t, const Element(&elements)[kPacket]) {
-    float x[kPacket];
+  float lse;
+  if (work.lse != nullptr) {
+    lse = work.lse[blockIdx.x];
+  } else {
+    RowSums sums;
+    over_row([&](int64_t, const Element(&elements)[kPacket]) {
+      float x[kPacket];
 #pragma unroll
-    for (int k = 0; k < kPacket; ++k) x[k] = value(elements[k]);
-    sums.add(x);
-  });
-  sums = sums_of_block(sums);
-  const float lse = sums.largest + kLog2 * log2f(sums.sum);
-  const bool is_target = target >= 0 && target < work.columns;
-  const float of_target = is_target ? value(logits[target]) : NAN;
-  __syncthreads();  // before anything is written
-  if (threadIdx.x == 0) {
-    const float of_others =
-        work.smoothing == 0 ? 0 : work.smoothing * sums.of_all / static_cast<float>(work.columns);
-    work.losses[blockIdx.x] =
-        row_weight * (lse - (1.0f - work.smoothing) * of_target - of_others + work.z_loss * lse * lse);
+      for (int k = 0; k < kPacket; ++k) x[k] = value(elements[k]);
+      sums.add(x);
+    });
+    sums = sums_of_block(sums);
+    const bool is_here = target >= 0 && target < work.columns;
+    const float of_target = is_here ? value(logits[target]) : 0.0f;
+    if (work.terms != nullptr) return write_terms(sums, of_target);
+    __syncthreads();  // before anything is written
+    lse = sums.largest + kLog2 * log2f(sums.sum);
+    if (threadIdx.x == 0) {
+      const float of_others =
+          work.smoothing == 0 ? 0 : work.smoothing * sums.of_all / static_cast<float>(work.columns);
+      const float loss = lse - (1.0f - work.smoothing) * of_target - of_others + work.z_loss * lse * lse;
+      work.losses[blockIdx.x] = is_target ? row_weight * loss : NAN;
+    }
   }
   if (!work.wants_gradient) return;
   const float of_lse = is_target ? 1.0f + 2.0f * work.z_loss * lse : NAN;
-  const float of_each = work.smoothing / static_cast<float>(work.columns);
+  const float of_each = work.smoothing / static_cast<float>(all_columns);
   over_row([&](int64_t j, const Element(&elements)[kPacket]) {
     float gradients[kPacket];
 #pragma unroll

@@ -36,6 +36,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
     size_t group;
     bool is_trained;  // its parameters need gradients
     bool may_stay_local;
+    bool is_split_by_rows;  // no gradients of it travel
     ShardLayout layout;
     at::Tensor parameters = {};      // flat; where ranks keep parts only while it is gathered, or on its way
     at::Tensor own_parameters = {};  // this rank's part of it
@@ -83,6 +84,13 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void require_in_place() const;
   bool is_in_place(size_t unit, size_t member) const;
   void set_absent(const std::vector<at::Tensor>& parameters, std::vector<char>& marks) const;
+
+  // ---- parameter_shards_rows.cpp ----
+  bool is_split_by_rows(const at::Tensor& parameter) const;
+  void check_split(const std::vector<Group>& groups) const;
+  int64_t piece_of(const at::Tensor& parameter) const;
+  static void require_no_gradient(const Part& part);
+  void add_part_gradient(size_t position, const at::Tensor& gradient);
 
   // ---- parameter_shards_memory.cpp ----
   void take_gradient(Unit& unit);

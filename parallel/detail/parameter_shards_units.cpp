@@ -30,6 +30,9 @@ ParameterShards::ParameterShards(const std::vector<NamedParameter>& parameters,
   require(ranks != nullptr, "ParameterShards needs a Communicator");
   require(options.unit_bytes() >= 1, "ParameterShardsOptions::unit_bytes must be at least 1, not ",
           options.unit_bytes());
+  require(options.split_by_rows().empty(),
+          "ParameterShardsOptions::split_by_rows is for groups of parameters; give ParameterShards groups, "
+          "or leave it out");
   state_ = std::make_shared<State>(std::move(ranks), std::move(replicas), options);
   state_->add(parameters);
 }
@@ -59,6 +62,7 @@ void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) 
 
 void ParameterShards::State::add_groups(const std::vector<Group>& groups) {
   groups_.resize(groups.size());
+  check_split(groups);
   // dtype, whether gradients are needed, and whether they may stay local
   using Kind = std::tuple<at::ScalarType, bool, bool>;
   std::vector<std::map<Kind, std::vector<size_t>>> members(groups.size());
@@ -144,8 +148,9 @@ void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group)
     counts.push_back(parts_[position].parameter.numel());
   }
   const at::Tensor& first = parts_[members.front()].parameter;
-  Unit unit{std::move(members), group, first.requires_grad(), may_stay_local(first),
-            ShardLayout(counts, ranks_->world_size(), options_.piece())};
+  Unit unit{std::move(members),      group,
+            first.requires_grad(),   may_stay_local(first),
+            is_split_by_rows(first), ShardLayout(counts, ranks_->world_size(), piece_of(first))};
   if (unit.is_trained) {
     unit.gradient = at::empty({unit.layout.part_elements()}, like(first));
     unit.no_memory = detail::refusing_storage(

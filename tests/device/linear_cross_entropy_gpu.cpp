@@ -7,6 +7,7 @@
 
 #include "support/both_devices.h"
 #include "support/modules/loss_passes.h"
+#include "support/modules/split_head.h"
 #include "support/no_waiting.h"
 
 namespace pacer::testing {
@@ -62,6 +63,39 @@ TEST_CASE("weights of rows, a soft cap and 8-bit floats on a GPU", "[modules][lo
       CHECK(loss_error(fused_loss_pass(of.to(at::kCUDA, at::kBFloat16)), fused_loss_pass(of)) < 2e-2);
       const LossPass exact = plain_pass(of.to(at::kCPU, at::kDouble), at::kDouble);
       CHECK(loss_error(fused_loss_pass(of.to(at::kCUDA, at::kBFloat16)), exact) < (fp8 ? 0.1 : 0.01));
+    }
+  }
+}
+
+// All ranks have the one GPU.
+TEST_CASE("a head in parts on a GPU has the loss of a whole one", "[modules][loss][split_head][gpu]") {
+  PACER_NEEDS_GPU();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t columns : {41, 5000}) {
+      for (const bool fp8 : {false, true}) {
+        if (fp8 && (dtype == at::kFloat || columns == 41)) continue;
+        // Rows that begin at multiples of 16 bytes and not, and a rank that has none.
+        for (const auto& bounds : std::vector<std::vector<int64_t>>{
+                 {0, 16, columns}, {0, fp8 ? 32 : 23, fp8 ? 64 : 24, columns}, {0, columns, columns}}) {
+          if (fp8 && bounds[1] == columns) continue;
+          const int64_t all = fp8 ? columns - columns % 16 : columns;
+          std::vector<int64_t> of_ranks = bounds;
+          for (int64_t& bound : of_ranks) bound = std::min(bound, all);
+          CAPTURE(dtype, of_ranks, fp8);
+          LossCase of = loss_case(60, all, 32).to(at::kCUDA, dtype);
+          of.options.label_smoothing(0.1).z_loss(1e-3).soft_cap(5).chunk_bytes(7 * all * 4).fp8(fp8);
+          const auto ranks = static_cast<size_t>(bounds.size() - 1);
+          const SplitPasses found =
+              split_passes(std::vector<LossCase>(ranks, of), of_ranks, std::vector<double>(ranks, 1));
+          REQUIRE(first_of(found.messages) == "");
+          LossPass exact = plain_pass(of.to(at::kCPU, at::kDouble), at::kDouble);
+          std::vector<torch::Tensor> of_weight;
+          for (const LossPass& pass : found.passes) of_weight.push_back(pass.weight);
+          const LossPass joined{found.passes[0].loss, found.passes[0].hidden,
+                                torch::cat(of_weight) / static_cast<double>(ranks)};
+          CHECK(loss_error(joined, exact) < (fp8 ? 0.1 : dtype == at::kFloat ? 4e-6 : 0.012));
+        }
+      }
     }
   }
 }
