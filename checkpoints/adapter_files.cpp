@@ -26,15 +26,18 @@ namespace {
 
 using detail::AdapterFolder;
 
-std::string peft_name(const std::string& layer, std::string_view suffix) {
-  return detail::concatenate(detail::kAdapterPrefix, layer, suffix);
+// The name of the matrix A or B of the layer's adapter in a file.
+std::string matrix_in_file(const std::string& layer, const modules::LoraAdapter& adapter, bool is_a) {
+  const bool is_embedding = adapter->matrices.kind == modules::LoraKind::embedding;
+  return detail::name_in_file(layer, is_embedding ? (is_a ? detail::kEmbeddingA : detail::kEmbeddingB)
+                                                  : (is_a ? detail::kAdapterA : detail::kAdapterB));
 }
 
 // Layers by name that have the adapter, each under its first name.
 std::map<std::string, modules::LoraAdapter> layers_with(torch::nn::Module& model, const std::string& name) {
   std::map<std::string, modules::LoraAdapter> layers;
   std::set<const void*> seen;
-  for (const auto& [layer_name, layer] : detail::linear_names(model)) {
+  for (const auto& [layer_name, layer] : detail::lora_names(model)) {
     const modules::LoraAdapter adapter = layer->adapter(name);
     if (!adapter.is_empty() && seen.insert(layer).second) layers.emplace(layer_name, adapter);
   }
@@ -80,7 +83,7 @@ void check_present(torch::nn::Module& model, const std::map<std::string, modules
   const auto remedy = [&] {
     return detail::concatenate("; remove_adapter(model, \"", name, "\") first, or load it by another name");
   };
-  const auto linears = detail::linear_names(model);
+  const auto all = detail::lora_names(model);
   for (const auto& [layer, adapter] : present) {
     require(folder.layers.count(layer) > 0, folder.path, " has no adapter of \"", layer,
             "\", where the model has one called \"", name, "\"", remedy());
@@ -91,7 +94,7 @@ void check_present(torch::nn::Module& model, const std::map<std::string, modules
             " is of r ", r, " and alpha ", alpha, folder.config.rslora ? " (rsLoRA)" : "",
             ", but the adapter \"", name, "\" of \"", layer, "\" in the model of r ", adapter->r(),
             " and alpha ", adapter->alpha(), rslora ? " (rsLoRA)" : "", remedy());
-    require(!linears.at(layer)->is_merged(), "cannot load ", folder.path, ": the adapter of \"", layer,
+    require(!all.at(layer)->is_merged(), "cannot load ", folder.path, ": the adapter of \"", layer,
             "\" is merged into its weight; unmerge() the model first");
   }
   for (const auto& item : folder.layers) {
@@ -142,11 +145,12 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
   NamedTensors tensors;
   std::vector<std::string> names, modules;
   for (const auto& [layer, part] : in_file) {
-    tensors[peft_name(layer, detail::kAdapterA)] = part.adapter->A;
-    tensors[peft_name(layer, detail::kAdapterB)] = part.adapter->B.narrow(0, part.first, part.count);
+    tensors[matrix_in_file(layer, part.adapter, true)] = part.adapter->A;
+    tensors[matrix_in_file(layer, part.adapter, false)] = part.adapter->B.narrow(0, part.first, part.count);
     names.push_back(layer);
   }
-  for (const auto& [tensor_name, tensor] : beside.tensors) tensors[peft_name(tensor_name, "")] = tensor;
+  for (const auto& [tensor_name, tensor] : beside.tensors)
+    tensors[detail::name_in_file(tensor_name, "")] = tensor;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) modules.push_back(item.key());
   const std::string text = detail::adapter_config_text(config, names, modules);
 
@@ -166,8 +170,8 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
   if (!is_joined) values = detail::read_adapter_tensors(found);
   for (const auto& [layer, adapter] : layers) {
     for (const bool is_a : {true, false}) {
-      check_fits(found, peft_name(layer, is_a ? detail::kAdapterA : detail::kAdapterB),
-                 detail::matrix_of(values, layer, is_a), (is_a ? adapter->A : adapter->B).scalar_type());
+      check_fits(found, matrix_in_file(layer, adapter, is_a), detail::matrix_of(values, layer, is_a),
+                 (is_a ? adapter->A : adapter->B).scalar_type());
     }
   }
   const NamedTensors own = found.beside.empty() ? NamedTensors() : detail::model_tensors(model);

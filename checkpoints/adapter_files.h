@@ -52,7 +52,8 @@ struct LoadAdapterOptions {
 // are converted to the model's dtype; a new adapter is fp32. Links to the two files are followed. Returns
 // the names of the layers, sorted.
 //
-// InvalidArgument for a layer of the file that is no pacer::modules::Linear of the model or of another size,
+// InvalidArgument for a layer of the file that is none of the model's that take adapters (lora_layer.h), of another
+// kind or size,
 // for parts of one layer of a CausalLm that are scaled differently, for what PEFT can do and pacer cannot
 // (DoRA, biases, ...; the message names it), for values that are not finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another
 // adapter, and for an adapter that is merged; FileError for

@@ -161,8 +161,7 @@ void save_causal_lm(modules::CausalLmImpl& model, const std::string& folder,
           "it and its files, or take another folder");
   require_rows(model, "save_causal_lm: ", "; dequantize() the model or a clone of it");
   for (const auto& [name, layer] : detail::linear_names(model)) {
-    require(layer->is_merged() || layer->active_adapter().is_empty(), "save_causal_lm: the adapter of \"",
-            name,
+    require(layer->is_merged() || layer->active_adapters().empty(), "save_causal_lm: the adapter of \"", name,
             "\" has no place in a folder of transformers; merge() the model, or set_adapter(model, \"\") to "
             "save it without");
   }

@@ -54,13 +54,15 @@ void put_parts(NamedTensors& tensors, const std::string& weight, const modules::
 void save_weights(torch::nn::Module& model, const std::string& file) {
   require(!file.empty() && file.back() != '/', "save_weights needs the name of a file, not \"", file, "\"");
   NamedTensors tensors = detail::model_tensors(model);
-  for (const auto& [name, layer] : detail::linear_names(model)) {
+  for (const auto& [name, layer] : detail::lora_names(model)) {
     const std::string prefix = name.empty() ? "" : name + ".";
     for (const modules::LoraAdapter& adapter : layer->adapters()) {
       const std::string own = prefix + "lora_" + adapter->options.name() + ".";
       for (const auto& parameter : adapter->named_parameters()) tensors.erase(own + parameter.key());
     }
-    if (layer->nf4()) put_parts(tensors, prefix + "weight", *layer->nf4());
+  }
+  for (const auto& [name, layer] : detail::linear_names(model)) {
+    if (layer->nf4()) put_parts(tensors, name.empty() ? "weight" : name + ".weight", *layer->nf4());
   }
   const std::string folder = detail::folder_of_file(file);
   make_folders(posix_file_system(), folder);

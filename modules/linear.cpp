@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <ostream>
-#include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -36,9 +35,7 @@ void LinearImpl::reset() {
   bias = options.bias() ? register_parameter("bias", at::empty({options.out_features()}), !bias_is_frozen)
                         : register_parameter("bias", at::Tensor(), /*requires_grad=*/false);
   reset_parameters();
-  for (LoraAdapter& adapter : std::exchange(adapters_, {})) {
-    register_adapter(std::dynamic_pointer_cast<LoraAdapterImpl>(adapter->clone()));
-  }
+  renew_adapters();
 }
 
 void LinearImpl::reset_parameters() {
@@ -55,7 +52,7 @@ void LinearImpl::pretty_print(std::ostream& stream) const {
 }
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  if (nf4_ || !adapters_.empty()) return detail::adapted_forward(x, {this}).front();
+  if (!is_plain()) return detail::adapted_forward(x, {this}).front();
   if (const auto layer = detail::fp8_layer(*this)) {
     return detail::fp8_linear(layer, x, weight, bias, detail::pass_records(is_training()));
   }

@@ -4,7 +4,7 @@
 //   storage     16 or 32 bits; or 4 bits, frozen, after quantize() (nf4.h)
 //   arithmetic  the dtype of x or of autocast; or 8-bit floats while an Fp8Scope of a scaling that knows the
 //               layer is alive, as Precision::fp8 has it
-//   adapters    none; or low-rank ones, one of them active, after add_lora() (lora.h)
+//   adapters    none; or low-rank ones, some of them active, after add_lora() (lora.h)
 #pragma once
 
 #include <memory>
@@ -16,12 +16,12 @@
 #include <torch/nn/options/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include <pacer/modules/lora_adapter.h>
+#include <pacer/modules/lora_layer.h>
 #include <pacer/modules/nf4_weight.h>
 
 namespace pacer::modules {
 
-class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
+class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public LoraLayer {
  public:
   LinearImpl(int64_t in_features, int64_t out_features)
       : LinearImpl(torch::nn::LinearOptions(in_features, out_features)) {}
@@ -51,39 +51,18 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // Back to a parameter, of the dtype that it had, frozen.
   void dequantize();
 
-  // In the order in which they were added.
-  const std::vector<LoraAdapter>& adapters() const { return adapters_; }
-  // A null holder where there is none of that name.
-  LoraAdapter adapter(const std::string& name) const;
-  // The one that takes part in forward and is trained; a null holder where none does.
-  LoraAdapter active_adapter() const;
-
   // Whether it is what torch::nn::Linear is: neither 4-bit storage nor adapters.
-  bool is_plain() const { return !nf4_ && adapters_.empty(); }
+  bool is_plain() const { return !nf4_ && adapters().empty(); }
 
-  // What the functions of lora.h do to one layer; they check first. add_adapter makes it the active one.
-  void add_adapter(const LoraOptions& lora);
-  void remove_adapter(const std::string& name);
-  // An empty name, or one that the layer does not have: none is active.
-  void set_active_adapter(const std::string& name);
-  bool is_merged() const { return before_merge_.defined(); }
-  // InvalidArgument for an active adapter over a weight in 4 bits, and for sums that the weight's dtype
-  // cannot hold. Waits for the device.
-  void merge();
-  // The weight has the bytes that it had. InvalidArgument where it was written to since merge().
-  void unmerge();
-  bool is_unmergeable() const { return !is_merged() || weight._version() == merged_version_; }
-  // What the weight was before merge(), which unmerge() puts back; undefined where nothing is merged.
-  const at::Tensor& weight_before_merge() const { return before_merge_; }
+  LoraMatrices lora_matrices(int64_t r) const override;
+  std::string why_no_adapter(const LoraOptions& lora) const override;
+  std::string why_no_merge() const override;
+  at::Tensor stored_weight() const override;
 
  private:
-  void register_adapter(LoraAdapter adapter);
+  torch::nn::Module& module() override { return *this; }
 
   Nf4Weight nf4_ = nullptr;
-  std::vector<LoraAdapter> adapters_;
-  std::string active_;
-  at::Tensor before_merge_;
-  uint32_t merged_version_ = 0;
 };
 TORCH_MODULE(Linear);
 

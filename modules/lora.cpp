@@ -13,6 +13,10 @@ namespace {
 
 using detail::NamedLayer;
 
+std::vector<NamedLayer> lora_layers(const torch::nn::Module& model) {
+  return detail::layers_of<LoraLayer>(model);
+}
+
 // "*" any text without a dot, "**" any text, "?" one character.
 bool matches_pattern(std::string_view text, std::string_view pattern) {
   if (pattern.empty()) return text.empty();
@@ -53,11 +57,8 @@ std::vector<std::string> add_to(torch::nn::Module& model, const std::vector<Lora
   for (size_t i = 0; i < layers.size(); ++i) {
     require(options[i].name() == name, "add_lora: the layers of one call get an adapter of one name, not ",
             name, " and ", options[i].name());
-    const int64_t in = layers[i].layer->options.in_features();
-    require(options[i].dropout() == 0 || in % 4 == 0,
-            "add_lora: dropout of an adapter needs a number of features that is a multiple of 4, but ",
-            layers[i].name, " takes ", in,
-            "; leave LoraOptions::dropout out, or this layer out of the targets");
+    const std::string why = layers[i].layer->why_no_adapter(options[i]);
+    require(why.empty(), "add_lora: ", layers[i].name, " ", why);
   }
   for (const auto& item : model.named_parameters()) item.value().requires_grad_(false);
   set_adapter(model, "");
@@ -76,6 +77,15 @@ void require_adapter(const char* caller, const torch::nn::Module& model, const s
           names.empty() ? "; it has none at all" : "; it has " + names.front());
 }
 
+void set_active(const char* caller, torch::nn::Module& model, const std::vector<std::string>& names) {
+  for (const std::string& name : names) require_adapter(caller, model, name);
+  const std::vector<NamedLayer> layers = lora_layers(model);
+  for (const auto& [name, layer] : layers) {
+    require(!layer->is_merged(), caller, ": the adapter of ", name, " is merged; unmerge() first");
+  }
+  for (const auto& item : layers) item.layer->set_active_adapters(names);
+}
+
 }  // namespace
 
 bool matches_target(const std::string& name, const std::string& target) {
@@ -89,7 +99,8 @@ bool matches_target(const std::string& name, const std::string& target) {
 
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options) {
   check_lora_options(options);
-  const std::vector<NamedLayer> layers = detail::matching_layers("add_lora", model, options.targets());
+  const std::vector<NamedLayer> layers =
+      detail::matching_layers<LoraLayer>("add_lora", model, options.targets());
   return add_to(model, std::vector<LoraOptions>(layers.size(), options), layers);
 }
 
@@ -103,14 +114,14 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions
 
 std::vector<std::string> add_lora_to(torch::nn::Module& model,
                                      const std::vector<std::pair<std::string, LoraOptions>>& wanted) {
-  const std::vector<NamedLayer> all = detail::linear_layers(model);
+  const std::vector<NamedLayer> all = lora_layers(model);
   std::vector<NamedLayer> layers;
   std::vector<LoraOptions> options;
   for (const auto& item : wanted) {
     const std::string& name = item.first;
     const auto found =
         std::find_if(all.begin(), all.end(), [&](const NamedLayer& layer) { return layer.name == name; });
-    require(found != all.end(), "add_lora: the model has no pacer::modules::Linear called ", name);
+    require(found != all.end(), "add_lora: the model has no layer that takes adapters called ", name);
     layers.push_back(*found);
     options.push_back(item.second);
   }
@@ -119,7 +130,7 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model,
 
 std::vector<std::string> adapters(const torch::nn::Module& model) {
   std::vector<std::string> names;
-  for (const auto& [name, layer] : detail::linear_layers(model)) {
+  for (const auto& [name, layer] : lora_layers(model)) {
     for (const LoraAdapter& adapter : layer->adapters()) {
       const std::string& own = adapter->options.name();
       if (std::find(names.begin(), names.end(), own) == names.end()) names.push_back(own);
@@ -129,35 +140,40 @@ std::vector<std::string> adapters(const torch::nn::Module& model) {
 }
 
 void set_adapter(torch::nn::Module& model, const std::string& name) {
-  if (!name.empty()) require_adapter("set_adapter", model, name);
-  const std::vector<NamedLayer> layers = detail::linear_layers(model);
-  for (const auto& [layer_name, layer] : layers) {
-    require(!layer->is_merged(), "set_adapter: the adapter of ", layer_name, " is merged; unmerge() first");
-  }
-  for (const auto& [layer_name, layer] : layers) layer->set_active_adapter(name);
+  set_active("set_adapter", model,
+             name.empty() ? std::vector<std::string>() : std::vector<std::string>{name});
 }
 
 void remove_adapter(torch::nn::Module& model, const std::string& name) {
   require_adapter("remove_adapter", model, name);
-  for (const auto& [layer_name, layer] : detail::linear_layers(model)) layer->remove_adapter(name);
+  const std::vector<NamedLayer> layers = lora_layers(model);
+  for (const auto& [layer_name, layer] : layers) {
+    const std::vector<LoraAdapter> active = layer->active_adapters();
+    const bool is_one_of_several =
+        active.size() > 1 && std::any_of(active.begin(), active.end(), [&](const LoraAdapter& adapter) {
+          return adapter->options.name() == name;
+        });
+    require(!layer->is_merged() || !is_one_of_several, "remove_adapter: in ", layer_name, " the adapter ",
+            name, " is merged together with others, whose sum cannot be taken apart; unmerge() first");
+  }
+  for (const auto& item : layers) item.layer->remove_adapter(name);
 }
 
 void merge(torch::nn::Module& model) {
-  const std::vector<NamedLayer> layers = detail::linear_layers(model);
+  const std::vector<NamedLayer> layers = lora_layers(model);
   bool any = false;
   for (const auto& [name, layer] : layers) {
-    if (layer->active_adapter().is_empty()) continue;
+    if (layer->active_adapters().empty()) continue;
     any = true;
-    require(layer->nf4().is_empty(), "merge: the weight of ", name,
-            " is in 4 bits, and rounding the sum to 4 bits once more would ruin it; dequantize() the model "
-            "first");
-    (void)layer->weight.const_data_ptr();  // throws where Shards keeps it on other ranks
+    const std::string why = layer->why_no_merge();
+    require(why.empty(), "merge: the weight of ", name, " ", why);
+    (void)layer->stored_weight().const_data_ptr();  // throws where Shards keeps it on other ranks
   }
   require(any, "merge: the model has no active adapter; add_lora() or set_adapter() first");
-  std::vector<LinearImpl*> merged;  // by this call
+  std::vector<LoraLayer*> merged;  // by this call
   merged.reserve(layers.size());
   const auto unmerge_all = [&] {
-    for (LinearImpl* done : merged) done->unmerge();
+    for (LoraLayer* done : merged) done->unmerge();
   };
   for (const auto& [name, layer] : layers) {
     if (layer->is_merged()) continue;
@@ -175,7 +191,7 @@ void merge(torch::nn::Module& model) {
 }
 
 void unmerge(torch::nn::Module& model) {
-  const std::vector<NamedLayer> layers = detail::linear_layers(model);
+  const std::vector<NamedLayer> layers = lora_layers(model);
   for (const auto& [name, layer] : layers) {
     require(
         layer->is_unmergeable(), "unmerge: the weight of ", name,

@@ -1,5 +1,6 @@
 // Fine-tuning by low-rank adapters (LoRA, arXiv:2106.09685; over weights in 4 bits QLoRA, arXiv:2305.14314):
-// pacer::modules::Linear layers get two small matrices each, everything else is frozen.
+// layers of pacer::modules, Linear, Conv1d, Conv2d, Conv3d and Embedding, get two small matrices each, everything
+// else is frozen.
 //
 //   pacer::modules::quantize(*model, pacer::modules::Nf4Options().targets({"*_proj"}));  // or in 16 bits
 //   pacer::modules::add_lora(*model, pacer::modules::LoraOptions(16).alpha(32).targets({"*_proj"}));
@@ -25,10 +26,11 @@ namespace pacer::modules {
 // "self_attn.q_proj"). "*" stands for any text without a dot, "**" for any text, "?" for one character.
 bool matches_target(const std::string& name, const std::string& target);
 
-// Adds an adapter to all pacer::modules::Linear that match and freezes all other parameters of the model;
-// returns the names of the layers. The adapter becomes the active one. Do it before the optimizer and the
-// Session are made, wherever the model is. Refused: targets that match no such layer, a layer that is merged,
-// tied weights, a name that is taken.
+// Adds an adapter to all layers that match and take one (lora_layer.h) and freezes all other parameters of the
+// model; returns the names of the layers. The adapter becomes the active one. Do it before the optimizer and
+// the Session are made, wherever the model is. Refused: targets that match no such layer, a layer that is
+// merged, tied weights, a name that is taken, a rank that is no multiple of a convolution's groups, and an
+// embedding with max_norm or sparse gradients.
 std::vector<std::string> add_lora(torch::nn::Module& model, const LoraOptions& options);
 // The same for exactly the layers of these names, whatever the targets of the options.
 std::vector<std::string> add_lora_to(torch::nn::Module& model, const LoraOptions& options,
@@ -41,12 +43,15 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model,
 std::vector<std::string> adapters(const torch::nn::Module& model);
 // This one takes part and is trained; all others neither. An empty name: none does.
 void set_adapter(torch::nn::Module& model, const std::string& name);
+// The others stay active. One that is merged alone stays in the weights; one that is merged together with others
+// is refused.
 void remove_adapter(torch::nn::Module& model, const std::string& name);
 
 // Adds the product of the active adapters to the weights, in fp32 and rounded once, so that forward costs
 // nothing more; unmerge() puts back the bytes that were there. Refused where a weight is in 4 bits, because
-// rounding it to 4 bits once more would ruin it (dequantize() first), and where a sum is not finite, or
-// beyond the largest number of the weight's dtype. Where it throws, no layer is merged that was not before. A
+// rounding it to 4 bits once more would ruin it (dequantize() first), for a convolution with groups, whose
+// adapter is no sum with its weight, and where a sum is not finite, or beyond the largest number of the
+// weight's dtype. Where it throws, no layer is merged that was not before. A
 // merged adapter is not trained.
 void merge(torch::nn::Module& model);
 void unmerge(torch::nn::Module& model);

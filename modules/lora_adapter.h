@@ -1,5 +1,5 @@
-// A low-rank adapter of a linear layer (Hu et al., "LoRA", arXiv:2106.09685): it adds
-// scale * B (A drop(x)) to what the layer computes, and only it is trained. lora.h adds it to a model.
+// A low-rank adapter of a layer (Hu et al., "LoRA", arXiv:2106.09685): it adds scale * B (A drop(x)) to what
+// the layer computes, and only it is trained. lora.h adds it to a model, lora_layer.h to a layer.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct LoraOptions {
   TORCH_ARG(std::optional<double>, alpha);
   // The scale is alpha / sqrt(r) (Kalajdzievski, arXiv:2312.03732).
   TORCH_ARG(bool, rslora) = false;
-  // The probability with which an element of x is dropped in train(), in [0, 1).
+  // The probability with which an element of x is dropped in train(), in [0, 1). An embedding drops nothing,
+  // because its x are indices.
   TORCH_ARG(double, dropout) = 0;
   // Which layers; see matches_target in lora.h.
   TORCH_ARG(std::vector<std::string>, targets);
@@ -31,9 +32,24 @@ struct LoraOptions {
   TORCH_ARG(std::string, name) = "default";
 };
 
+// The kinds of layers that take adapters.
+enum class LoraKind { linear, convolution, embedding };
+
+// The shapes of an adapter's matrices, which have the form of its layer: of a linear layer [r, in] and
+// [out, r]; of a convolution [r, in, kernel...] and [out, r / groups, 1...]; of an embedding
+// [r, num_embeddings] and [embedding_dim, r].
+struct LoraMatrices {
+  LoraKind kind;
+  std::vector<int64_t> a, b;
+};
+
 class LoraAdapterImpl : public torch::nn::Cloneable<LoraAdapterImpl> {
  public:
-  // A is uniform in +-1 / sqrt(in_features), B is 0, both fp32: the layer computes what it did.
+  // One of the two matrices is 0 at first, so that the layer computes what it did: B, where A is uniform in
+  // +-1 / sqrt(elements of a row of A); of an embedding A, where B is of the standard normal distribution.
+  // Both are fp32.
+  LoraAdapterImpl(const LoraMatrices& matrices, const LoraOptions& options);
+  // That of a linear layer.
   LoraAdapterImpl(int64_t in_features, int64_t out_features, const LoraOptions& options);
 
   void reset() override;
@@ -43,10 +59,14 @@ class LoraAdapterImpl : public torch::nn::Cloneable<LoraAdapterImpl> {
   double alpha() const { return options.alpha().value_or(static_cast<double>(options.r())); }
   double scale() const;
 
-  int64_t in_features, out_features;
+  // Returns the sum of the layer's weight and scale * B A in the dtype of `weight`, fp32 or fp64.
+  // Not for a convolution with groups.
+  at::Tensor merged_into(const at::Tensor& weight) const;
+
+  LoraMatrices matrices;
   LoraOptions options;
-  at::Tensor A;  // [r, in_features]
-  at::Tensor B;  // [out_features, r]
+  at::Tensor A;
+  at::Tensor B;
 };
 TORCH_MODULE(LoraAdapter);
 

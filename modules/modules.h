@@ -6,6 +6,8 @@
 #include <pacer/modules/attention_window.h>
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/causal_lm.h>
+#include <pacer/modules/convolution.h>
+#include <pacer/modules/embedding.h>
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/head_exchange.h>
@@ -15,6 +17,7 @@
 #include <pacer/modules/linear_cross_entropy.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/lora_adapter.h>
+#include <pacer/modules/lora_layer.h>
 #include <pacer/modules/nf4.h>
 #include <pacer/modules/nf4_weight.h>
 #include <pacer/modules/recompute.h>

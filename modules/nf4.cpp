@@ -11,7 +11,7 @@ namespace pacer::modules {
 
 std::vector<std::string> quantize(torch::nn::Module& model, const Nf4Options& options) {
   const at::NoGradGuard no_grad;
-  const auto layers = detail::matching_layers("quantize", model, options.targets());
+  const auto layers = detail::matching_layers<LinearImpl>("quantize", model, options.targets());
   detail::check_changeable("quantize", model, layers);
   for (const auto& [name, layer] : layers) {
     if (!layer->nf4().is_empty()) continue;
@@ -31,7 +31,7 @@ std::vector<std::string> quantize(torch::nn::Module& model, const Nf4Options& op
 
 std::vector<std::string> dequantize(torch::nn::Module& model) {
   std::vector<std::string> names;
-  for (const auto& [name, layer] : detail::linear_layers(model)) {
+  for (const auto& [name, layer] : detail::layers_of<LinearImpl>(model)) {
     if (layer->nf4().is_empty()) continue;
     layer->dequantize();
     names.push_back(name);

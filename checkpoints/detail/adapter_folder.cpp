@@ -23,13 +23,23 @@ bool ends_in(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Of a tensor of the file: of the layer, which matrix; nothing for another name.
-std::optional<std::pair<std::string, bool>> layer_of(std::string_view name) {
-  for (const bool is_a : {true, false}) {
-    const std::string_view suffix = is_a ? kAdapterA : kAdapterB;
-    if (name.size() > suffix.size() && ends_in(name, suffix)) {
-      return std::pair(std::string(name.substr(0, name.size() - suffix.size())), is_a);
-    }
+// Which matrix of which layer a tensor of the file is.
+struct MatrixPlace {
+  std::string layer;
+  bool is_a, is_embedding;
+};
+
+// Nothing for another name.
+std::optional<MatrixPlace> matrix_place_of(std::string_view name) {
+  struct Suffix {
+    std::string_view text;
+    bool is_a, is_embedding;
+  };
+  for (const Suffix& suffix : {Suffix{kAdapterA, true, false}, Suffix{kAdapterB, false, false},
+                               Suffix{kEmbeddingA, true, true}, Suffix{kEmbeddingB, false, true}}) {
+    if (name.size() <= suffix.text.size() || !ends_in(name, suffix.text)) continue;
+    name.remove_suffix(suffix.text.size());
+    return MatrixPlace{std::string(name), suffix.is_a, suffix.is_embedding};
   }
   return std::nullopt;
 }
@@ -43,6 +53,10 @@ bool is_in_module(std::string_view name, const std::string& module) {
 }
 
 }  // namespace
+
+std::string name_in_file(const std::string& layer, std::string_view suffix) {
+  return concatenate(kAdapterPrefix, layer, suffix);
+}
 
 AdapterFolder read_adapter_folder(const std::string& folder) {
   require(!folder.empty(), "load_adapter needs the name of a folder; it is empty");
@@ -58,7 +72,7 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
     const bool has_prefix = name.substr(0, kAdapterPrefix.size()) == kAdapterPrefix;
     const std::string_view rest = has_prefix ? name.substr(kAdapterPrefix.size()) : "";
     const TensorView tensor = *header.find(name);
-    const auto place = layer_of(rest);
+    const auto place = matrix_place_of(rest);
     if (!place) {
       bool is_known = false;  // a name may be in several: "layer1.0.bn1" ends in "bn1", too
       for (const std::string& module : modules) {
@@ -78,8 +92,13 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
     require(tensor.dtype != Dtype::OTHER && at::isFloatingType(tensor_dtype(tensor.dtype)), found.path, ": ",
             quote_for_message(name), " is ", tensor.dtype_text,
             "; the matrices of adapters are floating-point");
-    auto& matrices = found.layers[place->first];
-    (place->second ? matrices.a : matrices.b) = tensor.shape;
+    const bool is_new = found.layers.count(place->layer) == 0;
+    auto& matrices = found.layers[place->layer];
+    require<FileError>(is_new || matrices.is_embedding == place->is_embedding, found.path,
+                       " has matrices of a layer and of an embedding for ", quote_for_message(place->layer),
+                       "; it is damaged");
+    matrices.is_embedding = place->is_embedding;
+    (place->is_a ? matrices.a : matrices.b) = tensor.shape;
   }
   require<FileError>(!found.layers.empty(), found.path, " has no tensors");
   for (const std::string& module : modules) {
@@ -95,24 +114,35 @@ void require_both(const AdapterFolder& folder, const std::string& layer,
                      quote_for_message(layer), "; it is damaged");
 }
 
+// The matrices of the folder are what a layer of the model takes.
+void check_matrices(const modules::LoraLayer& layer, const std::string& name, const AdapterFolder& folder) {
+  const std::string layer_name = quote_for_message(name);
+  const AdapterFolder::Matrices& matrices = folder.layers.at(name);
+  const int64_t r = rank_of(folder.config, name);
+  const std::string why = layer.why_no_adapter(modules::LoraOptions(r).dropout(folder.config.dropout));
+  require(why.empty(), folder.path, " has an adapter of ", layer_name, ", which in the model ", why);
+  const modules::LoraMatrices wanted = layer.lora_matrices(r);
+  const bool is_embedding = wanted.kind == modules::LoraKind::embedding;
+  require(matrices.is_embedding == is_embedding, folder.path, " has ",
+          matrices.is_embedding ? "matrices of an embedding" : "matrices of a layer that is no embedding",
+          " for ", layer_name, ", which is ", is_embedding ? "one" : "none", " in the model");
+  require(*matrices.a == wanted.a && *matrices.b == wanted.b, folder.path, " has matrices of ",
+          at::IntArrayRef(*matrices.a), " and ", at::IntArrayRef(*matrices.b), " for ", layer_name,
+          ", where r of ", r, " and the layer in the model make ", at::IntArrayRef(wanted.a), " and ",
+          at::IntArrayRef(wanted.b));
+}
+
 void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
-  const std::map<std::string, modules::LinearImpl*> linears = linear_names(model);
+  const std::map<std::string, modules::LoraLayer*> all = lora_names(model);
   std::map<const void*, std::string> first_name;
   for (const auto& [name, matrices] : folder.layers) {
-    const std::string layer_name = quote_for_message(name);
     require_both(folder, name, matrices);
-    const auto found = linears.find(name);
-    require(found != linears.end(), folder.path, " has an adapter of ", layer_name,
-            ", which is no pacer::modules::Linear of the model",
-            linears.empty() ? "" : "; it has " + quote_for_message(linears.begin()->first) + " among others");
-    const modules::LinearImpl& layer = *found->second;
-    const int64_t out = layer.options.out_features(), in = layer.options.in_features();
-    const int64_t r = rank_of(folder.config, name);
-    const std::vector<int64_t> a = {r, in}, b = {out, r};
-    require(*matrices.a == a && *matrices.b == b, folder.path, " has matrices of ",
-            at::IntArrayRef(*matrices.a), " and ", at::IntArrayRef(*matrices.b), " for ", layer_name,
-            ", where r of ", r, " and a layer of ", out, " x ", in, " make ", at::IntArrayRef(a), " and ",
-            at::IntArrayRef(b));
+    const auto found = all.find(name);
+    require(found != all.end(), folder.path, " has an adapter of ", quote_for_message(name),
+            ", which is no pacer::modules::Linear of the model, nor a Conv1d, Conv2d, Conv3d or Embedding of "
+            "pacer's",
+            all.empty() ? "" : "; it has " + quote_for_message(all.begin()->first) + " among others");
+    check_matrices(*found->second, name, folder);
     const auto [twin, is_first] = first_name.emplace(found->second, name);
     require(is_first, folder.path, " has adapters of \"", twin->second, "\" and \"", name,
             "\", which are one layer in the model");
@@ -150,9 +180,9 @@ NamedTensors read_adapter_tensors(const AdapterFolder& folder) {
     std::optional<std::vector<int64_t>> shape;
     if (beside != folder.beside.end()) {
       shape = beside->second.shape;
-    } else if (const auto place = layer_of(rest); place && folder.layers.count(place->first) > 0) {
-      const AdapterFolder::Matrices& of_layer = folder.layers.at(place->first);
-      shape = place->second ? of_layer.a : of_layer.b;
+    } else if (const auto place = matrix_place_of(rest); place && folder.layers.count(place->layer) > 0) {
+      const AdapterFolder::Matrices& of_layer = folder.layers.at(place->layer);
+      shape = place->is_a ? of_layer.a : of_layer.b;
       value = value.to(at::kFloat);
       ++matrices;
     }
@@ -166,7 +196,9 @@ NamedTensors read_adapter_tensors(const AdapterFolder& folder) {
 }
 
 const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer, bool is_a) {
-  return values.at(concatenate(kAdapterPrefix, layer, is_a ? kAdapterA : kAdapterB));
+  const auto found = values.find(name_in_file(layer, is_a ? kAdapterA : kAdapterB));
+  return found != values.end() ? found->second
+                               : values.at(name_in_file(layer, is_a ? kEmbeddingA : kEmbeddingB));
 }
 
 const at::Tensor& beside_of(const NamedTensors& values, const std::string& name) {

@@ -19,7 +19,12 @@ namespace pacer::detail {
 constexpr const char* kAdapterModel = "adapter_model.safetensors";
 constexpr const char* kAdapterConfig = "adapter_config.json";
 constexpr std::string_view kAdapterPrefix = "base_model.model.";
+// How the names of the two matrices of a layer end, and those of an embedding.
 constexpr std::string_view kAdapterA = ".lora_A.weight", kAdapterB = ".lora_B.weight";
+constexpr std::string_view kEmbeddingA = ".lora_embedding_A", kEmbeddingB = ".lora_embedding_B";
+
+// The name of the tensor of a layer that ends in one of these.
+std::string name_in_file(const std::string& layer, std::string_view suffix);
 
 struct AdapterFolder {
   struct Tensor {
@@ -28,6 +33,7 @@ struct AdapterFolder {
   };
   struct Matrices {
     std::optional<std::vector<int64_t>> a, b;  // their shapes
+    bool is_embedding = false;
   };
   std::string path;  // of the file of tensors
   AdapterConfig config;

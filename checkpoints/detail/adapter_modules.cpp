@@ -16,10 +16,12 @@ namespace pacer::detail {
 AdapterModules modules_beside(torch::nn::Module& model, const std::string& name) {
   std::unordered_set<const void*> of_adapters;
   std::set<std::string> adapted;  // layers
-  for (const auto& [layer_name, layer] : linear_names(model)) {
+  for (const auto& [layer_name, layer] : lora_names(model)) {
     if (!layer->adapters().empty()) adapted.insert(layer_name);
     for (const modules::LoraAdapter& adapter : layer->adapters()) {
-      of_adapters.insert({adapter->A.unsafeGetTensorImpl(), adapter->B.unsafeGetTensorImpl()});
+      for (const at::Tensor& parameter : adapter->parameters()) {
+        of_adapters.insert(parameter.unsafeGetTensorImpl());
+      }
     }
   }
   const NamedTensors all = model_tensors(model);

@@ -104,14 +104,13 @@ Joined joined(const Members& members, const AdapterFolder& folder, const NamedTe
 std::map<std::string, LayerInFile> layers_in_file(torch::nn::Module& model,
                                                   const std::map<std::string, modules::LoraAdapter>& layers) {
   std::map<std::string, LayerInFile> in_file;
-  for (const auto& [name, adapter] : layers) in_file.insert({name, {adapter, 0, adapter->out_features}});
+  for (const auto& [name, adapter] : layers) in_file.insert({name, {adapter, 0, adapter->B.size(0)}});
   for (const CausalLmName& name : names_of(model)) {
     const auto found = layers.find(name.own);
     if (found == layers.end()) continue;
     const modules::LoraAdapter& adapter = found->second;
     in_file.erase(name.own);
-    in_file.insert(
-        {name.theirs, {adapter, name.first, name.count == 0 ? adapter->out_features : name.count}});
+    in_file.insert({name.theirs, {adapter, name.first, name.count == 0 ? adapter->B.size(0) : name.count}});
   }
   return in_file;
 }

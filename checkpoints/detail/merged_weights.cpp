@@ -6,7 +6,7 @@
 namespace pacer::detail {
 
 NamedTensors without_merged(torch::nn::Module& model, NamedTensors tensors) {
-  for (const auto& [name, layer] : linear_names(model)) {
+  for (const auto& [name, layer] : lora_names(model)) {
     if (!layer->is_merged()) continue;
     const auto found = tensors.find(name.empty() ? "weight" : name + ".weight");
     if (found == tensors.end()) continue;
@@ -19,7 +19,7 @@ NamedTensors without_merged(torch::nn::Module& model, NamedTensors tensors) {
 }
 
 void require_unmerged(torch::nn::Module& model, const std::string& cannot) {
-  for (const auto& [name, layer] : linear_names(model)) {
+  for (const auto& [name, layer] : lora_names(model)) {
     require(!layer->is_merged(), cannot, "the adapter of \"", name,
             "\" is merged into its weight; unmerge() the model first");
   }
@@ -27,10 +27,13 @@ void require_unmerged(torch::nn::Module& model, const std::string& cannot) {
 
 std::string active_adapters(torch::nn::Module& model) {
   std::string text;
-  for (const auto& [name, layer] : linear_names(model)) {
+  for (const auto& [name, layer] : lora_names(model)) {
     if (layer->adapters().empty()) continue;
-    const modules::LoraAdapter active = layer->active_adapter();
-    text += concatenate(name, '\t', active.is_empty() ? "" : active->options.name(), '\n');
+    const std::vector<modules::LoraAdapter> active = layer->active_adapters();
+    text += name;
+    if (active.empty()) text += '\t';
+    for (const modules::LoraAdapter& adapter : active) text += '\t' + adapter->options.name();
+    text += '\n';
   }
   return text;
 }

@@ -1,5 +1,5 @@
 // Weights of a model that hold the product of an adapter (pacer::modules::merge), where files hold the
-// adapter beside them, and which adapter each layer has active.
+// adapter beside them, and which adapters each layer has active.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ NamedTensors without_merged(torch::nn::Module& model, NamedTensors tensors);
 // InvalidArgument that begins with `cannot` and names a layer where one is merged.
 void require_unmerged(torch::nn::Module& model, const std::string& cannot);
 
-// A line for each layer with adapters, sorted: its name, a tab, the name of the active one or nothing. Empty
-// for a model without adapters.
+// A line for each layer with adapters, sorted: its name, and a tab before the name of each active one; a tab and
+// nothing where none is. Empty for a model without adapters.
 std::string active_adapters(torch::nn::Module& model);
 
 }  // namespace pacer::detail

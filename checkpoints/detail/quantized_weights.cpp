@@ -68,7 +68,7 @@ QuantizedWeights::QuantizedWeights(torch::nn::Module& model, const FileTensors& 
   find_layers(model, in_files);
   find_other_storage(in_files);
   if (layers_.empty()) return;
-  std::vector<NamedLayer> layers;
+  std::vector<NamedLinear> layers;
   for (const auto& [name, found] : layers_) layers.push_back({name, found.layer});
   try {
     check_changeable("a weight in 4 bits", model, layers);

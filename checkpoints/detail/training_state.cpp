@@ -143,29 +143,44 @@ std::string note_on_micro_batches(const SessionParts& parts, const NamedTensors&
                      " times as many examples, which the learning rate does not follow");
 }
 
-// Which adapter is active decides what a step trains, and is in no tensor of the model.
+// What active_adapters wrote: of each layer the names of its active adapters, with tabs between them.
+std::map<std::string, std::string> active_by_layer(const at::Tensor& bytes) {
+  const std::string text(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+  std::map<std::string, std::string> active;
+  for (size_t at = 0, end = 0; at < text.size(); at = end + 1) {
+    end = std::min(text.find('\n', at), text.size());
+    const std::string line = text.substr(at, end - at);
+    const size_t tab = std::min(line.find('\t'), line.size());
+    active[line.substr(0, tab)] = tab < line.size() ? line.substr(tab + 1) : "";
+  }
+  return active;
+}
+
+// The names as a caller writes them: "a", or {"a", "b"}.
+std::string quoted_adapters(const std::string& names) {
+  if (names.find('\t') == std::string::npos) return quote_for_message(names);
+  std::string text;
+  for (size_t at = 0, end = 0; at <= names.size(); at = end + 1) {
+    end = std::min(names.find('\t', at), names.size());
+    text += (text.empty() ? "{" : ", ") + quote_for_message(names.substr(at, end - at));
+  }
+  return text + '}';
+}
+
+// Which adapters are active decides what a step trains, and is in no tensor of the model.
 void check_adapters(const NamedTensors& own, const NamedTensors& saved) {
   const auto mine = own.find(kAdapters), its = saved.find(kAdapters);
   if (mine == own.end() || its == saved.end() || mine->second.equal(its->second)) return;
-  const auto by_layer = [](const at::Tensor& bytes) {
-    const std::string text(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
-    std::map<std::string, std::string> active;
-    for (size_t at = 0, end = 0; at < text.size(); at = end + 1) {
-      end = std::min(text.find('\n', at), text.size());
-      const std::string line = text.substr(at, end - at);
-      const size_t tab = std::min(line.rfind('\t'), line.size());
-      active[line.substr(0, tab)] = tab < line.size() ? line.substr(tab + 1) : "";
-    }
-    return active;
-  };
-  const auto wanted = by_layer(its->second);
-  for (const auto& [layer, name] : by_layer(mine->second)) {
+  const auto wanted = active_by_layer(its->second);
+  for (const auto& [layer, names] : active_by_layer(mine->second)) {
     const auto found = wanted.find(layer);
-    require(found == wanted.end() || found->second == name,
-            "the checkpoint was saved while the active adapter of ", quote_for_message(layer), " was ",
-            quote_for_message(found == wanted.end() ? "" : found->second), ", which in this model is \"",
-            name, "\"; call set_adapter(model, ",
-            quote_for_message(found == wanted.end() ? "" : found->second), ") and resume then");
+    if (found == wanted.end() || found->second == names) continue;
+    const bool are_several = found->second.find('\t') != std::string::npos;
+    const std::string saved_names = quoted_adapters(found->second);
+    throw InvalidArgument(concatenate(
+        "the checkpoint was saved while the active adapter of ", quote_for_message(layer), " was ",
+        saved_names, ", which in this model is ", quoted_adapters(names), "; call ",
+        are_several ? "set_adapters(model, " : "set_adapter(model, ", saved_names, ") and resume then"));
   }
 }
 

@@ -1,5 +1,7 @@
 #include <pacer/modules/detail/adapted_forward.h>
 
+#include <ATen/ops/cat.h>
+
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/adapted_linear.h>
 #include <pacer/modules/detail/draw_dropout.h>
@@ -10,24 +12,45 @@
 namespace pacer::detail {
 namespace {
 
+using Adapters = std::vector<modules::LoraAdapter>;
+
 // Of the adapters that take part; all of them must agree, because they share what they drop.
-double common_dropout(const std::vector<modules::LoraAdapter>& active) {
+double common_dropout(const std::vector<Adapters>& active) {
   double p = 0;
   bool is_first = true;
-  for (const modules::LoraAdapter& adapter : active) {
-    if (adapter.is_empty()) continue;
-    require(is_first || adapter->options.dropout() == p,
-            "layers that compute together have adapters with dropout ", p, " and ",
-            adapter->options.dropout(), "; give them one, or call forward() of each");
-    p = adapter->options.dropout();
-    is_first = false;
+  for (const Adapters& of_layer : active) {
+    for (const modules::LoraAdapter& adapter : of_layer) {
+      require(is_first || adapter->options.dropout() == p,
+              "what computes together has adapters with dropout ", p, " and ", adapter->options.dropout(),
+              "; give them one, or call forward() of each layer");
+      p = adapter->options.dropout();
+      is_first = false;
+    }
   }
   return p;
 }
 
-// The adapter that takes part beside the weight. A merged one is part of the weight.
-modules::LoraAdapter adapter_beside(const modules::LinearImpl& layer) {
-  return layer.is_merged() ? modules::LoraAdapter(nullptr) : layer.active_adapter();
+// The adapters that take part beside the weight. Merged ones are part of the weight.
+Adapters adapters_beside(const modules::LinearImpl& layer) {
+  return layer.is_merged() ? Adapters() : layer.active_adapters();
+}
+
+// Several adapters of a layer are one whose rank is the sum of theirs.
+void put_adapters(const Adapters& active, AdaptedLayer& layer) {
+  if (active.empty()) return;
+  if (active.size() == 1) {
+    layer.A = active[0]->A;
+    layer.B = active[0]->B;
+    layer.scale = active[0]->scale();
+    return;
+  }
+  std::vector<at::Tensor> all_a, all_b;
+  for (const modules::LoraAdapter& adapter : active) {
+    all_a.push_back(adapter->A);
+    all_b.push_back(adapter->scale() * adapter->B);
+  }
+  layer.A = at::cat(all_a);
+  layer.B = at::cat(all_b, 1);
 }
 
 // How a layer computes in 8-bit floats; null where it does not.
@@ -41,17 +64,17 @@ Fp8LayerPtr fp8_layer_of(const modules::LinearImpl& layer) {
 }  // namespace
 
 bool is_adapted(const modules::LinearImpl& layer) {
-  return !layer.nf4().is_empty() || !adapter_beside(layer).is_empty();
+  return !layer.nf4().is_empty() || !adapters_beside(layer).empty();
 }
 
 std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
                                         const std::vector<const modules::LinearImpl*>& layers) {
-  std::vector<modules::LoraAdapter> active;
+  std::vector<Adapters> active;
   bool is_training = false;
   for (const modules::LinearImpl* layer : layers) {
     require(x.dim() >= 1 && x.size(-1) == layer->options.in_features(), "pacer::modules::Linear takes [..., ",
             layer->options.in_features(), "], not ", x.sizes());
-    active.push_back(adapter_beside(*layer));
+    active.push_back(adapters_beside(*layer));
     is_training = is_training || layer->is_training();
   }
   const double p = is_training ? common_dropout(active) : 0;
@@ -69,11 +92,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
     adapted.nf4 = layer.nf4();
     adapted.weight = layer.weight;
     adapted.bias = layer.bias;
-    if (!active[i].is_empty()) {
-      adapted.A = active[i]->A;
-      adapted.B = active[i]->B;
-      adapted.scale = active[i]->scale();
-    }
+    put_adapters(active[i], adapted);
     if (const Fp8LayerPtr fp8 = fp8_layer_of(layer)) {
       in_8_bits = true;
       const bool records = pass_records(layer.is_training());
@@ -83,7 +102,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
     if (bases[i].defined()) {
       adapted.nf4 = nullptr;
       adapted.weight = adapted.bias = at::Tensor();
-      if (active[i].is_empty()) continue;
+      if (active[i].empty()) continue;
     }
     work.push_back(std::move(adapted));
   }
@@ -92,7 +111,7 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
       adapted_linears(x, computing_type(x, in_8_bits), work, draw_dropout(p, x.device()));
   size_t next = 0;
   for (size_t i = 0; i < layers.size(); ++i) {
-    const bool took_part = !bases[i].defined() || !active[i].is_empty();
+    const bool took_part = !bases[i].defined() || !active[i].empty();
     if (!took_part) continue;
     bases[i] = bases[i].defined() ? bases[i].add(results[next]) : results[next];
     ++next;

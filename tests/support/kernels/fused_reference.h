@@ -41,13 +41,15 @@ inline Tensor like(const Tensor& parameter, const Tensor& x) {
   return parameter.defined() && x.scalar_type() == at::kDouble ? parameter.to(at::kDouble) : parameter;
 }
 
-// What a layer multiplies with, in fp64: what its codes stand for, and the adapter that takes part.
+// What a layer multiplies with, in fp64: what its codes stand for, and the adapters that take part.
 inline Tensor whole_weight(modules::Linear& linear) {
-  const Tensor weight =
+  Tensor weight =
       linear->nf4().is_empty() ? linear->weight.to(at::kDouble) : linear->nf4()->decode(at::kDouble);
-  const modules::LoraAdapter adapter = linear->active_adapter();
-  if (adapter.is_empty() || linear->is_merged()) return weight;
-  return weight + adapter->scale() * adapter->B.to(at::kDouble).matmul(adapter->A.to(at::kDouble));
+  if (linear->is_merged()) return weight;
+  for (const modules::LoraAdapter& adapter : linear->active_adapters()) {
+    weight = weight + adapter->scale() * adapter->B.to(at::kDouble).matmul(adapter->A.to(at::kDouble));
+  }
+  return weight;
 }
 
 // In 8 bits where a scope says so and x is not fp64.

@@ -108,7 +108,7 @@ TEST_CASE("adapters go by their names, and over weights in 4 bits", "[lora][adap
   // Loading into the one that is not active leaves both as they are.
   load_adapter(*other, folder.path("a"), LoadAdapterOptions().name("first"));
   CHECK_FALSE(other->block->up->adapter("first")->A.requires_grad());
-  CHECK(other->block->up->active_adapter()->options.name() == "second");
+  CHECK(other->block->up->active_adapters().at(0)->options.name() == "second");
 }
 
 TEST_CASE("an adapter that PEFT wrote is loaded to its bits", "[lora][adapter_files]") {

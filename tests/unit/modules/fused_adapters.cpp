@@ -198,7 +198,7 @@ TEST_CASE("what fused layers and their adapters drop follows from the seed alone
       *linear,
       [&](const Tensor& in) {
         const Tensor rows = norm_of(linear->norm, in.to(at::kDouble));
-        const modules::LoraAdapter adapter = linear->linear->active_adapter();
+        const modules::LoraAdapter adapter = linear->linear->active_adapters().at(0);
         return at::linear(rows, linear->linear->weight.to(at::kDouble),
                           linear->linear->bias.to(at::kDouble)) +
                adapter->scale() * at::linear(at::linear(rows * factors, adapter->A.to(at::kDouble)),

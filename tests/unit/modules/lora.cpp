@@ -58,8 +58,10 @@ void fill_adapters(torch::nn::Module& model) {
 Tensor reference(const modules::Linear& layer, const Tensor& x) {
   Tensor y = x.matmul(layer->weight.t());
   if (layer->bias.defined()) y = y + layer->bias;
-  const modules::LoraAdapter adapter = layer->active_adapter();
-  return adapter.is_empty() ? y : y + adapter->scale() * x.matmul(adapter->A.t()).matmul(adapter->B.t());
+  for (const modules::LoraAdapter& adapter : layer->active_adapters()) {
+    y = y + adapter->scale() * x.matmul(adapter->A.t()).matmul(adapter->B.t());
+  }
+  return y;
 }
 Tensor reference(const Block& block, const Tensor& x) {
   const Tensor together = torch::cat({reference(block->q_proj, x).tanh(), reference(block->k_proj, x)}, -1);
