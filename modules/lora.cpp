@@ -144,6 +144,10 @@ void set_adapter(torch::nn::Module& model, const std::string& name) {
              name.empty() ? std::vector<std::string>() : std::vector<std::string>{name});
 }
 
+void set_adapters(torch::nn::Module& model, const std::vector<std::string>& names) {
+  set_active("set_adapters", model, names);
+}
+
 void remove_adapter(torch::nn::Module& model, const std::string& name) {
   require_adapter("remove_adapter", model, name);
   const std::vector<NamedLayer> layers = lora_layers(model);

@@ -43,6 +43,9 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model,
 std::vector<std::string> adapters(const torch::nn::Module& model);
 // This one takes part and is trained; all others neither. An empty name: none does.
 void set_adapter(torch::nn::Module& model, const std::string& name);
+// These take part, a layer adding up those of them that it has, and all of them are trained; all others
+// neither. To train some of them only, call requires_grad_(false) on the parameters of the others afterwards.
+void set_adapters(torch::nn::Module& model, const std::vector<std::string>& names);
 // The others stay active. One that is merged alone stays in the weights; one that is merged together with others
 // is refused.
 void remove_adapter(torch::nn::Module& model, const std::string& name);
