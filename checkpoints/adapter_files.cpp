@@ -55,15 +55,17 @@ detail::AdapterConfig config_of(const std::map<std::string, detail::LayerInFile>
   config.alpha = first->alpha();
   config.dropout = first->options.dropout();
   config.rslora = first->options.rslora();
+  config.dora = first->options.dora();
   bool ranks_differ = false, alphas_differ = false;
   for (const auto& [layer, part] : layers) {
     const modules::LoraAdapter& adapter = part.adapter;
     require(!layer.empty(),
             "save_adapter: the model is itself the layer with the adapter, which then has no "
             "name; make it a part of a model");
-    require(adapter->options.dropout() == config.dropout && adapter->options.rslora() == config.rslora,
+    require(adapter->options.dropout() == config.dropout && adapter->options.rslora() == config.rslora &&
+                adapter->options.dora() == config.dora,
             "save_adapter: the adapters called \"", name, "\" of \"", first_layer, "\" and \"", layer,
-            "\" differ in dropout or rslora, of which PEFT's files have one for all layers");
+            "\" differ in dropout, rslora or dora, of which PEFT's files have one for all layers");
     ranks_differ |= adapter->r() != config.r;
     alphas_differ |= adapter->alpha() != config.alpha;
     config.rank_pattern.emplace_back(layer, adapter->r());
@@ -94,6 +96,9 @@ void check_present(torch::nn::Module& model, const std::map<std::string, modules
             " is of r ", r, " and alpha ", alpha, folder.config.rslora ? " (rsLoRA)" : "",
             ", but the adapter \"", name, "\" of \"", layer, "\" in the model of r ", adapter->r(),
             " and alpha ", adapter->alpha(), rslora ? " (rsLoRA)" : "", remedy());
+    require(adapter->options.dora() == folder.config.dora, folder.path, " is ",
+            folder.config.dora ? "of DoRA" : "not of DoRA", ", but the adapter \"", name, "\" of \"", layer,
+            "\" in the model is ", folder.config.dora ? "not" : "", remedy());
     require(!all.at(layer)->is_merged(), "cannot load ", folder.path, ": the adapter of \"", layer,
             "\" is merged into its weight; unmerge() the model first");
   }
@@ -147,6 +152,10 @@ void save_adapter(torch::nn::Module& model, const std::string& folder, const std
   for (const auto& [layer, part] : in_file) {
     tensors[matrix_in_file(layer, part.adapter, true)] = part.adapter->A;
     tensors[matrix_in_file(layer, part.adapter, false)] = part.adapter->B.narrow(0, part.first, part.count);
+    if (config.dora) {
+      tensors[detail::name_in_file(layer, detail::kMagnitude)] =
+          part.adapter->magnitude.narrow(0, part.first, part.count);
+    }
     names.push_back(layer);
   }
   for (const auto& [tensor_name, tensor] : beside.tensors)
@@ -173,6 +182,9 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
       check_fits(found, matrix_in_file(layer, adapter, is_a), detail::matrix_of(values, layer, is_a),
                  (is_a ? adapter->A : adapter->B).scalar_type());
     }
+    if (!found.config.dora) continue;
+    check_fits(found, detail::name_in_file(layer, detail::kMagnitude), detail::magnitude_of(values, layer),
+               adapter->magnitude.scalar_type());
   }
   const NamedTensors own = found.beside.empty() ? NamedTensors() : detail::model_tensors(model);
   check_beside(model, own, values, found, options.name());
@@ -184,6 +196,7 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
                                         .alpha(alpha_of(found.config, item.first))
                                         .dropout(found.config.dropout)
                                         .rslora(found.config.rslora)
+                                        .dora(found.config.dora)
                                         .name(options.name()));
   }
   if (is_new) {
@@ -193,9 +206,9 @@ std::vector<std::string> load_adapter(torch::nn::Module& model, const std::strin
   for (const auto& [layer, adapter] : layers) {
     adapter->A.copy_(detail::matrix_of(values, layer, true));
     adapter->B.copy_(detail::matrix_of(values, layer, false));
+    if (found.config.dora) adapter->magnitude.copy_(detail::magnitude_of(values, layer));
     if (options.trainable()) continue;
-    adapter->A.requires_grad_(false);
-    adapter->B.requires_grad_(false);
+    for (const at::Tensor& parameter : adapter->parameters()) parameter.requires_grad_(false);
   }
   std::set<std::string> with_statistics;  // modules
   for (const auto& item : found.beside) {

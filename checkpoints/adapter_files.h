@@ -47,17 +47,17 @@ struct LoadAdapterOptions {
 // Where the model has no adapter of that name: adds it to exactly the layers that the file has, as
 // pacer::modules::add_lora_to does (everything else is frozen, the adapter becomes the active one); before
 // the optimizer and the Session are made. Where it has one: writes the values into it, which must be of the
-// same layers, r and scale; then the optimizer stays valid, and which adapter is active stays as it is.
+// same layers, r, scale and use of DoRA; then the optimizer stays valid, and which adapter is active stays as it is.
 // modules_to_save are written to the model's own modules, of which it has one for all of its adapters. Values
 // are converted to the model's dtype; a new adapter is fp32. Links to the two files are followed. Returns
 // the names of the layers, sorted.
 //
-// InvalidArgument for a layer of the file that is none of the model's that take adapters (lora_layer.h), of another
-// kind or size,
-// for parts of one layer of a CausalLm that are scaled differently, for what PEFT can do and pacer cannot
-// (DoRA, biases, ...; the message names it), for values that are not finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another
-// adapter, and for an adapter that is merged; FileError for
-// files that are not there, damaged or do not belong together. Nothing was changed then.
+// InvalidArgument for a layer of the file that is none of the model's that take adapters (lora_layer.h), or of
+// another kind or size, for parts of one layer of a CausalLm that are scaled differently or of which only some have
+// DoRA, for what PEFT can do and pacer cannot (trained biases, ...; the message names it), for values that are not
+// finite or beyond the dtype's largest, for modules_to_save other than the model's where it has another adapter,
+// and for an adapter that is merged; FileError for files that are not there, damaged or do not belong together.
+// Nothing was changed then.
 std::vector<std::string> load_adapter(torch::nn::Module& model, const std::string& folder,
                                       const LoadAdapterOptions& options = {});
 

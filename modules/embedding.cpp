@@ -95,7 +95,11 @@ LoraMatrices EmbeddingImpl::lora_matrices(int64_t r) const {
   return {LoraKind::embedding, {r, options.num_embeddings()}, {options.embedding_dim(), r}};
 }
 
-std::string EmbeddingImpl::why_no_adapter(const LoraOptions&) const {
+std::string EmbeddingImpl::why_no_adapter(const LoraOptions& lora) const {
+  if (lora.dora()) {
+    return "takes no adapter with LoraOptions::dora, which is for pacer::modules::Linear; leave it out of "
+           "the targets";
+  }
   if (options.max_norm()) {
     return "changes its vectors in forward (max_norm), which an adapter does not go with; leave it out of "
            "the targets";

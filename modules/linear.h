@@ -57,6 +57,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl>, public LoraLayer {
   LoraMatrices lora_matrices(int64_t r) const override;
   std::string why_no_adapter(const LoraOptions& lora) const override;
   std::string why_no_merge() const override;
+  at::Tensor weight_values() const override;
   at::Tensor stored_weight() const override;
 
  private:

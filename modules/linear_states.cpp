@@ -59,6 +59,8 @@ std::string LinearImpl::why_no_merge() const {
   return "is in 4 bits, and rounding the sum to 4 bits once more would ruin it; dequantize() the model first";
 }
 
+at::Tensor LinearImpl::weight_values() const { return nf4_ ? nf4_->decode(nf4_->dtype) : weight; }
+
 at::Tensor LinearImpl::stored_weight() const { return nf4_ ? nf4_->codes : weight; }
 
 }  // namespace pacer::modules

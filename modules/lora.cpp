@@ -82,6 +82,8 @@ void set_active(const char* caller, torch::nn::Module& model, const std::vector<
   const std::vector<NamedLayer> layers = lora_layers(model);
   for (const auto& [name, layer] : layers) {
     require(!layer->is_merged(), caller, ": the adapter of ", name, " is merged; unmerge() first");
+    const std::string why = layer->why_not_together(names);
+    require(why.empty(), caller, ": ", name, " ", why);
   }
   for (const auto& item : layers) item.layer->set_active_adapters(names);
 }

@@ -26,6 +26,10 @@ struct LoraOptions {
   // The probability with which an element of x is dropped in train(), in [0, 1). An embedding drops nothing,
   // because its x are indices.
   TORCH_ARG(double, dropout) = 0;
+  // The weights of a row are trained as a direction and its length (Liu et al., "DoRA", arXiv:2402.09353): the
+  // layer computes m / |W + scale * B A| (W x + scale * B A x), where the norm is that of each row and m, one
+  // number a row, is trained with A and B. For pacer::modules::Linear alone.
+  TORCH_ARG(bool, dora) = false;
   // Which layers; see matches_target in lora.h.
   TORCH_ARG(std::vector<std::string>, targets);
   // Several adapters of a model have different names.
@@ -59,14 +63,24 @@ class LoraAdapterImpl : public torch::nn::Cloneable<LoraAdapterImpl> {
   double alpha() const { return options.alpha().value_or(static_cast<double>(options.r())); }
   double scale() const;
 
-  // Returns the sum of the layer's weight and scale * B A in the dtype of `weight`, fp32 or fp64.
-  // Not for a convolution with groups.
+  // Returns the sum of the layer's weight and scale * B A in the dtype of `weight`, fp32 or fp64; with
+  // LoraOptions::dora its rows then have the lengths `magnitude`. Not for a convolution with groups.
   at::Tensor merged_into(const at::Tensor& weight) const;
+  // Returns by what LoraOptions::dora multiplies what the layer computes, fp32 or fp64, [out]: magnitude over
+  // the lengths of the rows of weight + scale * B A, which count as constants in the gradient. `weight` has
+  // any floating-point dtype.
+  at::Tensor row_factors(const at::Tensor& weight) const;
+  // Makes `magnitude` the lengths of the rows of weight + scale * B A, as it is at first.
+  void reset_magnitude(const at::Tensor& weight);
 
   LoraMatrices matrices;
   LoraOptions options;
   at::Tensor A;
   at::Tensor B;
+  at::Tensor magnitude;  // [out], with LoraOptions::dora; else undefined
+
+ private:
+  at::Tensor plain_sum(const at::Tensor& weight) const;
 };
 TORCH_MODULE(LoraAdapter);
 

@@ -60,6 +60,7 @@ void LoraLayer::add_adapter(const LoraOptions& lora) {
   LoraAdapter added(lora_matrices(lora.r()), lora);
   added->to(stored_weight().device());
   added->train(module().is_training());
+  if (lora.dora()) added->reset_magnitude(weight_values());
   register_adapter(std::move(added));
   set_active_adapters({lora.name()});
 }
@@ -81,6 +82,8 @@ void LoraLayer::remove_adapter(const std::string& name) {
 
 void LoraLayer::set_active_adapters(const std::vector<std::string>& names) {
   require(!is_merged(), "a layer whose adapter is merged takes no other; unmerge() first");
+  const std::string why = why_not_together(names);
+  require(why.empty(), "the layer ", why);
   std::vector<std::string> active;
   for (const LoraAdapter& adapter : adapters_) {
     if (holds(names, adapter->options.name())) active.push_back(adapter->options.name());
@@ -90,6 +93,22 @@ void LoraLayer::set_active_adapters(const std::vector<std::string>& names) {
     const bool is_active = holds(active_, adapter->options.name());
     for (const at::Tensor& parameter : adapter->parameters()) parameter.requires_grad_(is_active);
   }
+}
+
+std::string LoraLayer::why_not_together(const std::vector<std::string>& names) const {
+  size_t count = 0;
+  std::string with_dora;
+  for (const LoraAdapter& adapter : adapters_) {
+    const std::string& name = adapter->options.name();
+    if (!holds(names, name)) continue;
+    ++count;
+    if (adapter->options.dora()) with_dora = name;
+  }
+  if (count < 2 || with_dora.empty()) return "";
+  return detail::concatenate(
+      "has an adapter with LoraOptions::dora, ", with_dora,
+      ", which scales all that the layer computes and goes with no other; make it the only "
+      "one of them, or leave it out");
 }
 
 void LoraLayer::merge() {

@@ -29,7 +29,7 @@ class LoraLayer {
   // The others stay active. InvalidArgument for one that is merged together with others.
   void remove_adapter(const std::string& name);
   // The adapters of these names are active, as far as the layer has them; the others are not. InvalidArgument
-  // while an adapter is merged.
+  // while an adapter is merged, and for what why_not_together() says.
   void set_active_adapters(const std::vector<std::string>& names);
 
   bool is_merged() const { return before_merge_.defined(); }
@@ -48,6 +48,11 @@ class LoraLayer {
   virtual std::string why_no_adapter(const LoraOptions& lora) const = 0;
   // Why no adapter can be merged into the weight, as the rest of a sentence about it; empty where one can.
   virtual std::string why_no_merge() const { return ""; }
+  // Why these adapters cannot be active together, as the rest of a sentence that begins with the layer's name;
+  // empty where they can.
+  std::string why_not_together(const std::vector<std::string>& names) const;
+  // The values of the weight; one in 4 bits is decoded to the dtype that it had.
+  virtual at::Tensor weight_values() const { return stored_weight(); }
   // What the layer holds of its weight, of which adapters have the device; in 4 bits its codes.
   virtual at::Tensor stored_weight() const = 0;
 

@@ -27,7 +27,6 @@ struct Feature {
   std::string_view field, meaning;
 };
 constexpr Feature kFeatures[] = {
-    {"use_dora", "DoRA"},
     {"bias", "trained biases"},
     {"lora_bias", "biases of adapters"},
     {"fan_in_fan_out", "transposed weights"},
@@ -123,6 +122,8 @@ void read_config_field(JsonScanner& scanner, std::string_view name, size_t at, A
     }
   } else if (has("use_rslora")) {
     config.rslora = scanner.boolean();
+  } else if (has("use_dora")) {
+    config.dora = !scanner.take_null() && scanner.boolean();
   } else if (has("rank_pattern")) {
     config.rank_pattern = read_pattern<int64_t>(scanner, name, path, [&] { return scanner.integer(); });
   } else if (has("alpha_pattern")) {
@@ -244,7 +245,8 @@ std::string adapter_config_text(const AdapterConfig& config, const std::vector<s
   add_pattern(json, "rank_pattern", config.rank_pattern);
   json.add("revision", nullptr);
   add_target_modules(json, layers, modules);
-  return json.add("task_type", nullptr).add("use_rslora", config.rslora).end().text() + '\n';
+  json.add("task_type", nullptr).add("use_dora", config.dora).add("use_rslora", config.rslora);
+  return json.end().text() + '\n';
 }
 
 AdapterConfig parse_adapter_config(std::string text, const std::string& path) {

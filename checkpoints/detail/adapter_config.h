@@ -17,6 +17,7 @@ struct AdapterConfig {
   double alpha = 8;
   double dropout = 0;
   bool rslora = false;
+  bool dora = false;
   AdapterPattern<int64_t> rank_pattern;    // in place of r
   AdapterPattern<double> alpha_pattern;    // in place of alpha
   std::vector<std::string> whole_modules;  // modules_to_save: the file has all of their tensors

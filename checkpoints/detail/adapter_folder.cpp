@@ -23,23 +23,30 @@ bool ends_in(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-// Which matrix of which layer a tensor of the file is.
+using Matrices = AdapterFolder::Matrices;
+
+// What of which layer a tensor of the file is.
 struct MatrixPlace {
   std::string layer;
-  bool is_a, is_embedding;
+  std::optional<std::vector<int64_t>> Matrices::*shape;
+  bool is_embedding;
 };
 
-// Nothing for another name.
-std::optional<MatrixPlace> matrix_place_of(std::string_view name) {
+// Nothing for another name. `has_dora`: whether the adapter has magnitudes.
+std::optional<MatrixPlace> matrix_place_of(std::string_view name, bool has_dora) {
   struct Suffix {
     std::string_view text;
-    bool is_a, is_embedding;
+    std::optional<std::vector<int64_t>> Matrices::*shape;
+    bool is_embedding;
   };
-  for (const Suffix& suffix : {Suffix{kAdapterA, true, false}, Suffix{kAdapterB, false, false},
-                               Suffix{kEmbeddingA, true, true}, Suffix{kEmbeddingB, false, true}}) {
+  for (const Suffix& suffix :
+       {Suffix{kAdapterA, &Matrices::a, false}, Suffix{kAdapterB, &Matrices::b, false},
+        Suffix{kEmbeddingA, &Matrices::a, true}, Suffix{kEmbeddingB, &Matrices::b, true},
+        Suffix{kMagnitude, &Matrices::magnitude, false}}) {
     if (name.size() <= suffix.text.size() || !ends_in(name, suffix.text)) continue;
+    if (!has_dora && suffix.text == kMagnitude) continue;
     name.remove_suffix(suffix.text.size());
-    return MatrixPlace{std::string(name), suffix.is_a, suffix.is_embedding};
+    return MatrixPlace{std::string(name), suffix.shape, suffix.is_embedding};
   }
   return std::nullopt;
 }
@@ -72,7 +79,7 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
     const bool has_prefix = name.substr(0, kAdapterPrefix.size()) == kAdapterPrefix;
     const std::string_view rest = has_prefix ? name.substr(kAdapterPrefix.size()) : "";
     const TensorView tensor = *header.find(name);
-    const auto place = matrix_place_of(rest);
+    const auto place = matrix_place_of(rest, found.config.dora);
     if (!place) {
       bool is_known = false;  // a name may be in several: "layer1.0.bn1" ends in "bn1", too
       for (const std::string& module : modules) {
@@ -92,13 +99,14 @@ AdapterFolder read_adapter_folder(const std::string& folder) {
     require(tensor.dtype != Dtype::OTHER && at::isFloatingType(tensor_dtype(tensor.dtype)), found.path, ": ",
             quote_for_message(name), " is ", tensor.dtype_text,
             "; the matrices of adapters are floating-point");
-    const bool is_new = found.layers.count(place->layer) == 0;
     auto& matrices = found.layers[place->layer];
-    require<FileError>(is_new || matrices.is_embedding == place->is_embedding, found.path,
-                       " has matrices of a layer and of an embedding for ", quote_for_message(place->layer),
-                       "; it is damaged");
-    matrices.is_embedding = place->is_embedding;
-    (place->is_a ? matrices.a : matrices.b) = tensor.shape;
+    if (place->shape != &Matrices::magnitude) {
+      require<FileError>((!matrices.a && !matrices.b) || matrices.is_embedding == place->is_embedding,
+                         found.path, " has matrices of a layer and of an embedding for ",
+                         quote_for_message(place->layer), "; it is damaged");
+      matrices.is_embedding = place->is_embedding;
+    }
+    matrices.*(place->shape) = tensor.shape;
   }
   require<FileError>(!found.layers.empty(), found.path, " has no tensors");
   for (const std::string& module : modules) {
@@ -112,6 +120,9 @@ void require_both(const AdapterFolder& folder, const std::string& layer,
                   const AdapterFolder::Matrices& matrices) {
   require<FileError>(matrices.a && matrices.b, folder.path, " has only one of the two matrices of ",
                      quote_for_message(layer), "; it is damaged");
+  require<FileError>(!folder.config.dora || matrices.magnitude, folder.path,
+                     " has no lora_magnitude_vector of ", quote_for_message(layer),
+                     ", which use_dora asks for; it is damaged");
 }
 
 // The matrices of the folder are what a layer of the model takes.
@@ -119,7 +130,8 @@ void check_matrices(const modules::LoraLayer& layer, const std::string& name, co
   const std::string layer_name = quote_for_message(name);
   const AdapterFolder::Matrices& matrices = folder.layers.at(name);
   const int64_t r = rank_of(folder.config, name);
-  const std::string why = layer.why_no_adapter(modules::LoraOptions(r).dropout(folder.config.dropout));
+  const std::string why =
+      layer.why_no_adapter(modules::LoraOptions(r).dropout(folder.config.dropout).dora(folder.config.dora));
   require(why.empty(), folder.path, " has an adapter of ", layer_name, ", which in the model ", why);
   const modules::LoraMatrices wanted = layer.lora_matrices(r);
   const bool is_embedding = wanted.kind == modules::LoraKind::embedding;
@@ -130,6 +142,10 @@ void check_matrices(const modules::LoraLayer& layer, const std::string& name, co
           at::IntArrayRef(*matrices.a), " and ", at::IntArrayRef(*matrices.b), " for ", layer_name,
           ", where r of ", r, " and the layer in the model make ", at::IntArrayRef(wanted.a), " and ",
           at::IntArrayRef(wanted.b));
+  const std::vector<int64_t> rows = {wanted.b[0]};
+  require(!folder.config.dora || *matrices.magnitude == rows, folder.path, " has a lora_magnitude_vector of ",
+          at::IntArrayRef(matrices.magnitude.value_or(rows)), " for ", layer_name, ", which has ", rows[0],
+          " rows in the model");
 }
 
 void check_layers(torch::nn::Module& model, const AdapterFolder& folder) {
@@ -180,9 +196,10 @@ NamedTensors read_adapter_tensors(const AdapterFolder& folder) {
     std::optional<std::vector<int64_t>> shape;
     if (beside != folder.beside.end()) {
       shape = beside->second.shape;
-    } else if (const auto place = matrix_place_of(rest); place && folder.layers.count(place->layer) > 0) {
+    } else if (const auto place = matrix_place_of(rest, folder.config.dora);
+               place && folder.layers.count(place->layer) > 0) {
       const AdapterFolder::Matrices& of_layer = folder.layers.at(place->layer);
-      shape = place->is_a ? of_layer.a : of_layer.b;
+      shape = of_layer.*(place->shape);
       value = value.to(at::kFloat);
       ++matrices;
     }
@@ -190,7 +207,8 @@ NamedTensors read_adapter_tensors(const AdapterFolder& folder) {
     require(!at::isFloatingType(value.scalar_type()) || at::isfinite(value).all().item<bool>(), folder.path,
             ": ", quote_for_message(name), " has values that are not finite");
   }
-  require<FileError>(matrices == 2 * folder.layers.size() && values.size() == matrices + folder.beside.size(),
+  require<FileError>(matrices == (folder.config.dora ? 3 : 2) * folder.layers.size() &&
+                         values.size() == matrices + folder.beside.size(),
                      folder.path, " changed while it was read");
   return values;
 }
@@ -199,6 +217,10 @@ const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer
   const auto found = values.find(name_in_file(layer, is_a ? kAdapterA : kAdapterB));
   return found != values.end() ? found->second
                                : values.at(name_in_file(layer, is_a ? kEmbeddingA : kEmbeddingB));
+}
+
+const at::Tensor& magnitude_of(const NamedTensors& values, const std::string& layer) {
+  return values.at(name_in_file(layer, kMagnitude));
 }
 
 const at::Tensor& beside_of(const NamedTensors& values, const std::string& name) {

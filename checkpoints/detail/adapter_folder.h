@@ -22,6 +22,8 @@ constexpr std::string_view kAdapterPrefix = "base_model.model.";
 // How the names of the two matrices of a layer end, and those of an embedding.
 constexpr std::string_view kAdapterA = ".lora_A.weight", kAdapterB = ".lora_B.weight";
 constexpr std::string_view kEmbeddingA = ".lora_embedding_A", kEmbeddingB = ".lora_embedding_B";
+// How the name of what LoraOptions::dora trains ends.
+constexpr std::string_view kMagnitude = ".lora_magnitude_vector";
 
 // The name of the tensor of a layer that ends in one of these.
 std::string name_in_file(const std::string& layer, std::string_view suffix);
@@ -33,6 +35,7 @@ struct AdapterFolder {
   };
   struct Matrices {
     std::optional<std::vector<int64_t>> a, b;  // their shapes
+    std::optional<std::vector<int64_t>> magnitude;
     bool is_embedding = false;
   };
   std::string path;  // of the file of tensors
@@ -44,7 +47,7 @@ struct AdapterFolder {
 // InvalidArgument and FileError as load_adapter has them.
 AdapterFolder read_adapter_folder(const std::string& folder);
 
-// FileError where the folder has only one of the two matrices of the layer.
+// FileError where the folder has only one of the two matrices of the layer, or lacks the magnitudes of DoRA.
 void require_both(const AdapterFolder& folder, const std::string& layer,
                   const AdapterFolder::Matrices& matrices);
 
@@ -58,6 +61,8 @@ NamedTensors read_adapter_tensors(const AdapterFolder& folder);
 
 // Returns the layer's matrix A or B.
 const at::Tensor& matrix_of(const NamedTensors& values, const std::string& layer, bool is_a);
+// Returns the layer's magnitudes, which LoraOptions::dora trains.
+const at::Tensor& magnitude_of(const NamedTensors& values, const std::string& layer);
 // Returns the tensor of that name in modules_to_save.
 const at::Tensor& beside_of(const NamedTensors& values, const std::string& name);
 

@@ -75,12 +75,30 @@ void check_members(const Members& members, const AdapterFolder& folder) {
 struct Joined {
   at::Tensor a, b;
   double alpha;
+  at::Tensor magnitude;  // with LoraOptions::dora
 };
+
+// Those of the rows of all members, which are all rows of the layer.
+at::Tensor joined_magnitudes(const Members& members, const AdapterFolder& folder,
+                             const NamedTensors& values) {
+  if (!folder.config.dora) return {};
+  std::vector<at::Tensor> all;
+  int64_t rows = 0;
+  for (const CausalLmName& member : members.found) {
+    all.push_back(magnitude_of(values, member.theirs));
+    if (all.back().sizes() == at::IntArrayRef(member.count)) rows += member.count;
+  }
+  require(rows == members.rows, folder.path, " does not have lora_magnitude_vector of exactly all rows of \"",
+          members.own, "\", which is one layer in a CausalLm; train DoRA of all of its parts together");
+  return at::cat(all);
+}
 
 Joined joined(const Members& members, const AdapterFolder& folder, const NamedTensors& values) {
   const std::string& first = members.found.front().theirs;
   const at::Tensor& first_a = matrix_of(values, first, true);
-  if (members.rows == 0) return {first_a, matrix_of(values, first, false), alpha_of(folder.config, first)};
+  if (members.rows == 0)
+    return {first_a, matrix_of(values, first, false), alpha_of(folder.config, first),
+            joined_magnitudes(members, folder, values)};
   std::vector<at::Tensor> all_a;
   for (const CausalLmName& member : members.found) all_a.push_back(matrix_of(values, member.theirs, true));
   const bool have_one_a =
@@ -96,7 +114,8 @@ Joined joined(const Members& members, const AdapterFolder& folder, const NamedTe
   const auto rank = static_cast<double>(a.size(0));
   return {a, b,
           have_one_a ? alpha_of(folder.config, first)
-                     : scale_of(folder.config, first) * (folder.config.rslora ? std::sqrt(rank) : rank)};
+                     : scale_of(folder.config, first) * (folder.config.rslora ? std::sqrt(rank) : rank),
+          joined_magnitudes(members, folder, values)};
 }
 
 }  // namespace
@@ -150,14 +169,20 @@ bool join_layers(torch::nn::Module& model, AdapterFolder& folder, NamedTensors& 
   values = read_adapter_tensors(folder);
   AdapterFolder as_here = folder;
   for (const Members& members : all) {
-    const auto [a, b, alpha] = joined(members, folder, values);
+    const auto [a, b, alpha, magnitude] = joined(members, folder, values);
     for (const CausalLmName& member : members.found) {
       as_here.layers.erase(member.theirs);
-      for (const std::string_view suffix : {kAdapterA, kAdapterB}) {
+      for (const std::string_view suffix : {kAdapterA, kAdapterB, kMagnitude}) {
         values.erase(concatenate(kAdapterPrefix, member.theirs, suffix));
       }
     }
-    as_here.layers[members.own] = {a.sizes().vec(), b.sizes().vec()};
+    AdapterFolder::Matrices& shapes = as_here.layers[members.own];
+    shapes.a = a.sizes().vec();
+    shapes.b = b.sizes().vec();
+    if (magnitude.defined()) {
+      shapes.magnitude = magnitude.sizes().vec();
+      values[name_in_file(members.own, kMagnitude)] = magnitude;
+    }
     values[concatenate(kAdapterPrefix, members.own, kAdapterA)] = a;
     values[concatenate(kAdapterPrefix, members.own, kAdapterB)] = b;
     as_here.config.rank_pattern.insert(as_here.config.rank_pattern.begin(), {members.own, a.size(0)});

@@ -53,6 +53,18 @@ void put_adapters(const Adapters& active, AdaptedLayer& layer) {
   layer.B = at::cat(all_b, 1);
 }
 
+// The adapter that scales what the layer computes but for its bias; a null holder where none does.
+modules::LoraAdapter scaling_adapter(const Adapters& active) {
+  return !active.empty() && active[0]->options.dora() ? active[0] : modules::LoraAdapter(nullptr);
+}
+
+// Of the products of a layer with such an adapter the result.
+at::Tensor with_magnitudes(const at::Tensor& products, const modules::LinearImpl& layer,
+                           const modules::LoraAdapter& adapter) {
+  const at::Tensor y = products * adapter->row_factors(layer.weight_values());
+  return (layer.bias.defined() ? y + layer.bias : y).to(products.scalar_type());
+}
+
 // How a layer computes in 8-bit floats; null where it does not.
 Fp8LayerPtr fp8_layer_of(const modules::LinearImpl& layer) {
   Fp8LayerPtr fp8 = fp8_layer(layer);
@@ -91,13 +103,14 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
     AdaptedLayer adapted;
     adapted.nf4 = layer.nf4();
     adapted.weight = layer.weight;
-    adapted.bias = layer.bias;
+    const at::Tensor bias = scaling_adapter(active[i]).is_empty() ? layer.bias : at::Tensor();
+    adapted.bias = bias;
     put_adapters(active[i], adapted);
     if (const Fp8LayerPtr fp8 = fp8_layer_of(layer)) {
       in_8_bits = true;
       const bool records = pass_records(layer.is_training());
-      bases[i] = layer.nf4().is_empty() ? fp8_linear(fp8, x, layer.weight, layer.bias, records)
-                                        : fp8_linear(fp8, x, layer.nf4(), layer.bias, records);
+      bases[i] = layer.nf4().is_empty() ? fp8_linear(fp8, x, layer.weight, bias, records)
+                                        : fp8_linear(fp8, x, layer.nf4(), bias, records);
     }
     if (bases[i].defined()) {
       adapted.nf4 = nullptr;
@@ -115,6 +128,8 @@ std::vector<at::Tensor> adapted_forward(const at::Tensor& x,
     if (!took_part) continue;
     bases[i] = bases[i].defined() ? bases[i].add(results[next]) : results[next];
     ++next;
+    const modules::LoraAdapter scaling = scaling_adapter(active[i]);
+    if (!scaling.is_empty()) bases[i] = with_magnitudes(bases[i], *layers[i], scaling);
   }
   return bases;
 }

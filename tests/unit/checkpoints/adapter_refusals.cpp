@@ -44,7 +44,7 @@ TEST_CASE("what PEFT can do and pacer cannot is refused by its name", "[lora][ad
     check_load_refused(fresh, path, parts);
     check_load_refused(model, path, parts);
   };
-  check("use_dora", true, {"\"use_dora\", DoRA"});
+  check("use_dora", true, {"no lora_magnitude_vector", "use_dora"});
   check("bias", "all", {"bias \"all\""});
   check("bias", "lora_only", {"bias \"lora_only\""});
   check("lora_bias", true, {"\"lora_bias\""});

@@ -35,6 +35,7 @@ TEST_CASE("the configuration of an adapter is written as it always was, to the b
     "b"
   ],
   "task_type": null,
+  "use_dora": false,
   "use_rslora": true
 }
 )");
