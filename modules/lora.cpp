@@ -132,10 +132,14 @@ std::vector<std::string> add_lora_to(torch::nn::Module& model,
 
 std::vector<std::string> adapters(const torch::nn::Module& model) {
   std::vector<std::string> names;
-  for (const auto& [name, layer] : lora_layers(model)) {
-    for (const LoraAdapter& adapter : layer->adapters()) {
-      const std::string& own = adapter->options.name();
-      if (std::find(names.begin(), names.end(), own) == names.end()) names.push_back(own);
+  for (const auto& item : lora_layers(model)) {
+    // From the last to the first, so that what the layer alone has comes before what it got later.
+    auto next = names.end();
+    const std::vector<LoraAdapter>& own = item.layer->adapters();
+    for (auto adapter = own.rbegin(); adapter != own.rend(); ++adapter) {
+      const std::string& name = (*adapter)->options.name();
+      const auto found = std::find(names.begin(), names.end(), name);
+      next = found != names.end() ? found : names.insert(next, name);
     }
   }
   return names;
