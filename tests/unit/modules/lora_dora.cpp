@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/convolution.h>
 #include <pacer/modules/embedding.h>
+#include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
@@ -115,6 +116,21 @@ TEST_CASE("DoRA over 4 bits and in 16 bits is that of the weight's values", "[lo
   CHECK((y.to(at::kDouble) - wanted).norm().item<double>() < 0.02 * wanted.norm().item<double>());
   y.sum().backward();
   CHECK(adapter->magnitude.grad().scalar_type() == at::kFloat);
+}
+
+TEST_CASE("in 8-bit floats DoRA scales products of 8 bits", "[lora][fp8]") {
+  torch::manual_seed(9);
+  modules::Linear layer = adapted(64, 32);
+  torch::nn::ModuleList model(layer);
+  const Tensor x = torch::randn({16, 64});
+  const Tensor wanted = reference(layer, layer->weight, x);
+  const auto scaling = std::make_shared<Fp8Scaling>(*model, Fp8Options().recipe(Fp8Recipe::current));
+  const Fp8Scope scope(scaling);
+  const Tensor y = layer(x);
+  CHECK(y.scalar_type() == at::kBFloat16);
+  const double error = (y.to(at::kDouble) - wanted).norm().item<double>() / wanted.norm().item<double>();
+  CHECK(error < 0.06);  // 3 bits of mantissa in both factors
+  CHECK(error > 0.01);  // more than 16 bits lose
 }
 
 TEST_CASE("dropout with DoRA drops parts of what A takes", "[lora]") {
