@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <pacer/core/error.h>
 
@@ -110,6 +111,12 @@ std::string EmbeddingImpl::why_no_adapter(const LoraOptions& lora) const {
            "out of the targets";
   }
   return "";
+}
+
+bool is_embedding(const torch::nn::Module& module) {
+  return dynamic_cast<const EmbeddingImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::EmbeddingImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module) != nullptr;
 }
 
 }  // namespace pacer::modules

@@ -51,4 +51,7 @@ class EmbeddingImpl : public torch::nn::Cloneable<EmbeddingImpl>, public LoraLay
 };
 TORCH_MODULE(Embedding);
 
+// Whether it is one of these, or torch's Embedding or EmbeddingBag.
+bool is_embedding(const torch::nn::Module& module);
+
 }  // namespace pacer::modules

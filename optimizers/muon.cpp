@@ -4,11 +4,11 @@
 #include <set>
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <pacer/collectives/communicator.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/modules/embedding.h>
 #include <pacer/modules/with_head.h>
 #include <pacer/optimizers/detail/optimizer_traits.h>
 #include <pacer/optimizers/detail/step_agreement.h>
@@ -21,9 +21,7 @@ namespace {
 std::set<const void*> embedded(const torch::nn::Module& model) {
   std::set<const void*> found;
   for (const auto& module : model.modules()) {
-    const bool is_embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(module.get()) != nullptr ||
-                              dynamic_cast<const torch::nn::EmbeddingBagImpl*>(module.get()) != nullptr;
-    if (!is_embedding) continue;
+    if (!modules::is_embedding(*module)) continue;
     for (const auto& parameter : module->parameters()) found.insert(parameter.unsafeGetTensorImpl());
   }
   return found;

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <torch/nn/modules/embedding.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/embedding.h>
 
 namespace pacer::detail {
 namespace {
@@ -37,8 +37,7 @@ bool is_of_one_layer(const Modules& all, const at::Tensor& parameter) {
         std::any_of(own.begin(), own.end(), [&](const at::Tensor& one) { return one.is_same(parameter); });
     if (is_own) owners.push_back(module);
   }
-  return owners.size() == 1 && dynamic_cast<const torch::nn::EmbeddingImpl*>(owners.front()) == nullptr &&
-         dynamic_cast<const torch::nn::EmbeddingBagImpl*>(owners.front()) == nullptr;
+  return owners.size() == 1 && !modules::is_embedding(*owners.front());
 }
 
 }  // namespace

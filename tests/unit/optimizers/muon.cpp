@@ -1,6 +1,7 @@
 // Muon: its directions beside the singular value decomposition, and what it does with batches, pieces and
 // groups. Its values over many steps, edits, layouts and dtypes are rows of the registry.
 #include <pacer/modules/causal_lm.h>
+#include <pacer/modules/embedding.h>
 #include <pacer/optimizers/fused_adam.h>
 #include <pacer/optimizers/muon.h>
 
@@ -279,6 +280,10 @@ TEST_CASE("the parameters of a model are sorted into matrices and the rest", "[m
   Muon optimizer(groups);
   CHECK(optimizer.param_groups()[0].options().get_lr() == 0.02);
   CHECK(optimizer.parameter_name(model[1]->as<torch::nn::Linear>()->weight) == "1.weight");
+  torch::nn::Sequential with_pacers(modules::Embedding(10, 4), torch::nn::Linear(4, 6),
+                                    torch::nn::Linear(6, 10));
+  CHECK(describe_muon_groups(muon_groups(*with_pacers)) ==
+        "Muon: 1.weight\nAdamW: 0.weight 1.bias 2.weight 2.bias\n");
   torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({6}));
   groups = muon_groups(*norm);
   CHECK(groups.size() == 1);
