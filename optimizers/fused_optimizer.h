@@ -119,6 +119,10 @@ class FusedOptimizer : public SessionOptimizer {
   void conclude(bool applied) override;
   void expect_step() override;
   bool look_early(const std::vector<torch::Tensor>& parameters) override;
+  std::string unreleased_reason() const override;
+  void begin_release(const StepInputs& inputs) override;
+  void release(const torch::Tensor& parameter, ReleasedParameters& released) override;
+  void end_release(bool has_failed, ReleasedParameters& released) override;
   int64_t enqueue_version() const override;
   std::string unshared_reason(GradientScope among) const override;
   int64_t smallest_piece() const override;

@@ -19,6 +19,16 @@ void SessionOptimizer::update_only(const ParameterRanges& /*ranges*/,
                         unshared_reason(GradientScope::node));
 }
 
+void SessionOptimizer::begin_release(const StepInputs& /*inputs*/) {
+  throw InvalidArgument("GradientRelease does not go with this optimizer, because " + unreleased_reason());
+}
+void SessionOptimizer::release(const torch::Tensor& /*parameter*/, ReleasedParameters& /*released*/) {
+  throw Error("release of an optimizer without begin_release");
+}
+void SessionOptimizer::end_release(bool /*has_failed*/, ReleasedParameters& /*released*/) {
+  throw Error("end_release of an optimizer without begin_release");
+}
+
 void SessionOptimizer::require_no_rank_state(const NamedTensors& rank_state) {
   require(rank_state.empty(), "the checkpoint has \"", rank_state.empty() ? "" : rank_state.begin()->first,
           "\" of each rank, of which this optimizer knows nothing; resume with the optimizer that was saved");

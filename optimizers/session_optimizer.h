@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -23,6 +24,9 @@
 namespace pacer {
 
 class Communicator;
+
+// Addresses of the parameters' TensorImpl.
+using ReleasedParameters = std::unordered_set<const void*>;
 
 // Inputs of one step.
 struct StepInputs {
@@ -76,6 +80,18 @@ class SessionOptimizer : public torch::optim::Optimizer {
   // `inputs` waits for the other ranks; it may be called until prepare(), on any thread.
   using ComingInputs = std::function<std::optional<StepInputs>()>;
   virtual void begin_backward(const ComingInputs& /*inputs*/) {}
+  // The step of a GradientRelease, which updates parameters one by one while backward runs, in place of prepare,
+  // enqueue and conclude. Returns why there is none, the end of a sentence; empty where there is one.
+  virtual std::string unreleased_reason() const { return "its step takes all gradients at once"; }
+  // Such a step begins, and no gradient is there yet. `inputs` have no guard. Throws before anything is changed.
+  virtual void begin_release(const StepInputs& inputs);
+  // The parameter's gradient is whole, by way of the current stream. It is used once and cleared, and parameters to
+  // which that has happened are added to `released`. The first gradient of a parameter without state may wait for
+  // others, which together have a sixteenth of all elements.
+  virtual void release(const torch::Tensor& parameter, ReleasedParameters& released);
+  // No more gradients come. The step counts for the parameters that were updated, those that still wait among them
+  // unless the backward pass `has_failed`, and for no other.
+  virtual void end_release(bool has_failed, ReleasedParameters& released);
   // Another number when a captured enqueue() no longer does what a new one would.
   virtual int64_t enqueue_version() const = 0;
 

@@ -55,6 +55,7 @@ class DtypeTable {
   }
 
   size_t tensors() const { return counts_.size(); }
+  int64_t count(size_t position) const { return counts_[position]; }  // of the tensor's elements
   // Steps change these rows alone, by tensor; all rows of all tensors where the list is empty. Returns whether the next step
   // needs another kernel than the one before. Not where the state is paged, and for the rules that VisibleRows lets through.
   bool set_rows(const std::vector<kernels::RowMask>& rows) {

@@ -31,6 +31,10 @@ class PagedTable {
 
   // Takes over the gradients of the table whose tensors these are pieces of.
   void set_gradients(const std::vector<kernels::AdamGradient>& of_table);
+  // The same for the one tensor that has this launch for itself.
+  void set_gradient(size_t launch, const kernels::AdamGradient& gradient) {
+    gradients_.set(launches_[launch].first_piece, gradient);
+  }
   // Sends what the launches need to the GPU, where it changed.
   void send();
 

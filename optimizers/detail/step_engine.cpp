@@ -18,6 +18,7 @@ void StepEngine::make_plan(const ParamGroups& groups, ParamStates& states, const
 
 void StepEngine::forget_plan() {
   plan_.forget();
+  release_.forget_plan();
   early_look_.forget();
   early_look_.allow(false);
   ++enqueue_version_;
@@ -233,8 +234,15 @@ void StepEngine::conclude(bool applied) {
   if (!applied) return;
   plan_.step_groups.count_step();
   for (size_t i = 0; i < plan_.watches.size(); ++i) {
-    if (!plan_.taking_part[i]) continue;
-    plan_.watches[i].tensor->bump_version();
+    if (plan_.taking_part[i]) plan_.watches[i].tensor->bump_version();
+  }
+  count_states(plan_.taking_part);
+}
+
+// Once their step groups have counted.
+void StepEngine::count_states(const std::vector<char>& which) {
+  for (size_t i = 0; i < plan_.watches.size(); ++i) {
+    if (!which[i]) continue;
     plan_.watches[i].state->count_step();
     if (plan_.traits->averages) plan_.watches[i].state->note_average();
   }

@@ -17,6 +17,7 @@
 #include <pacer/optimizers/detail/row_room.h>
 #include <pacer/optimizers/detail/step_early_look.h>
 #include <pacer/optimizers/detail/step_plan.h>
+#include <pacer/optimizers/detail/step_release.h>
 #include <pacer/optimizers/detail/visible_rows.h>
 
 namespace pacer::detail {
@@ -48,6 +49,7 @@ class StepEngine {
   void set_visible_rows(const at::Tensor& parameter, const at::Tensor& visible) {
     visible_rows_.set(parameter, visible);
   }
+  bool has_visible_rows() const { return visible_rows_.has_masks(); }
   // Where parameters and their state have grown.
   RowRoom& row_room() { return row_room_; }
   // See FusedOptimizer::sync_state and FusedOptimizer::resident_state_bytes.
@@ -65,6 +67,15 @@ class StepEngine {
   // Kernels only. False where the host saw gradients that are not finite.
   bool enqueue();
   void conclude(bool applied);
+  // See SessionOptimizer. The arguments of begin_release live until end_release.
+  void begin_release(const ParamGroups& groups, std::vector<GroupSettings> settings, ParamStates& states,
+                     const TensorNames& names, const StepInputs& inputs);
+  void release(const at::Tensor& parameter, ReleasedParameters& released) {
+    release_.arrive(*this, parameter, released);
+  }
+  void end_release(bool has_failed, ReleasedParameters& released) {
+    release_.end(*this, has_failed, released);
+  }
   // See SessionOptimizer::look_early. Fills the partial sums of these parameters, so that enqueue() only has
   // to fold.
   bool look_early(const std::vector<at::Tensor>& parameters) { return early_look_.look(plan_, parameters); }
@@ -112,12 +123,15 @@ class StepEngine {
   double trust_ratio(const at::Tensor& parameter) const;
 
  private:
+  friend class StepRelease;
+
   void prepare_step(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                     const StepInputs& inputs);
   void make_plan(const ParamGroups& groups, ParamStates& states, const TensorNames& names,
                  bool with_compressed);
   void choose_guard(const StepInputs& inputs);
   bool gradients_are_finite();
+  void count_states(const std::vector<char>& which);
   // The scalars of the step, and what matrices need of it.
   const kernels::StepScalars* begin_update(const kernels::GradientCheck* check, bool has_matrices);
   template <class Which>
@@ -127,6 +141,7 @@ class StepEngine {
   EarlyLook early_look_;
   VisibleRows visible_rows_;
   RowRoom row_room_;
+  StepRelease release_;
   DeviceBuffer<kernels::StepScalars> ahead_;  // the scalars of the step to come, by step group
   std::shared_ptr<GradientGuard> own_guard_;  // for finite_check without a Session
   std::shared_ptr<GradientGuard> guard_;      // of this step

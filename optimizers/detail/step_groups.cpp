@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
@@ -61,7 +62,7 @@ bool StepGroups::could_merge() const {
 void StepGroups::assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part,
                         at::Device device) {
   // Entries meet in a step group if their counts are known to be equal: the same clock, or the same number.
-  const bool reads_counts = groups_.size() > most_unread_;
+  const bool reads_counts = std::exchange(reads_counts_, false) || groups_.size() > most_unread_;
   using Key = std::tuple<size_t, bool, bool, const StepClock*, int64_t, double, double, char>;
   std::map<Key, int64_t> group_of;
   std::vector<Group> groups;

@@ -71,6 +71,9 @@ class StepGroups {
     return follows(state, step_group) && groups_[static_cast<size_t>(step_group)].takes_part == takes_part;
   }
 
+  // The next assign() reads all counts that the device leads, so that the host leads them; it waits for the device.
+  void read_counts() { reads_counts_ = true; }
+
   // Sends what write_scalars needs to the GPU, where it changed.
   void send(at::Device device) { table_.send(device); }
 
@@ -111,6 +114,7 @@ class StepGroups {
   std::vector<kernels::StepScalars> host_scalars_;
   at::Tensor device_scalars_;  // bytes
   at::Tensor device_counts_;   // a StepCount in each row, by step group
+  bool reads_counts_ = false;  // once
   size_t most_unread_ = 64;    // step groups whose counts the device leads, before they are read
 };
 

@@ -18,7 +18,9 @@ class VisibleRows {
  public:
   // `visible`: Bool, one for each row of the parameter, on its device; undefined: all rows again.
   void set(const at::Tensor& parameter, const at::Tensor& visible);
-  // Whether they are, and were in the step before: then there is nothing to give.
+  // Whether the next step changes some rows only.
+  bool has_masks() const { return !masks_.empty(); }
+  // Whether it changes all, as the step before did: then there is nothing to give.
   bool stay_all() const { return masks_.empty() && !tables_have_rows_; }
 
   // Gives the tables the masks of a step, and says whether another kernel is needed than in the step before. Throws
