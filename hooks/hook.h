@@ -36,6 +36,9 @@
 // forward_end and scale_loss for each as the plan has them, backward_begin before the first backward pass,
 // backward_end behind the last.
 //
+// With a GradientRelease gradients_ready is called before backward_begin, and the optimizer's part of the step is
+// taken while backward runs.
+//
 // A hook implements what it needs. All decisions are functions of Progress, so that every rank takes the same.
 // clang-format on
 #pragma once

@@ -8,6 +8,7 @@
 #include <pacer/hooks/epoch_sampler.h>
 #include <pacer/hooks/gradient_accumulation.h>
 #include <pacer/hooks/gradient_clipping.h>
+#include <pacer/hooks/gradient_release.h>
 #include <pacer/hooks/hook.h>
 #include <pacer/hooks/length_buckets.h>
 #include <pacer/hooks/once_on_first_rank.h>

@@ -115,6 +115,7 @@ class SessionParts {
   int64_t micro_steps = 1;                 // per optimizer step, at most
   bool weight_by_tokens = false;           // micro-batches count by their tokens, not alike
   bool replay_optimizer = false;           // capture the optimizer's kernels in a CUDA graph
+  bool releases_gradients = false;         // parameters are updated while backward runs (GradientRelease)
   bool gradients_are_shared_out = false;   // they leave the parameters for parts that ranks own (Shards)
   bool parameters_are_shared_out = false;  // they have their values for a while only (Shards)
   bool saves_frozen = true;                // checkpoints hold weights that are not trained, too
@@ -135,6 +136,8 @@ class SessionParts {
   std::unordered_set<const void*> tensors_on_other_ranks, updated_on_other_ranks;
   // The hook whose ranks have parts of one state; null where none does (Shards).
   ShardedState* sharded_state = nullptr;
+  // Parameters whose gradients the last backward has used up (GradientRelease).
+  ReleasedParameters released;
   // What 8-bit layers record while passes run; null where there are none (Precision).
   std::shared_ptr<Fp8Scaling> fp8_scaling;
   // Loads the newest checkpoint, or the one of a step, and returns its step; nothing where there is none.

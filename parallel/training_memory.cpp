@@ -42,6 +42,12 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
       settings.state_bits == 32 || (settings.state_bits == 8 && !options.amsgrad() && type != at::kDouble),
       "training_memory counts state in 32 bits, or in 8 without amsgrad and for parameters that are not "
       "fp64");
+  const int64_t released = options.largest_released();
+  require(released >= 0 && released <= parameters, "training_memory needs from 0 to ", parameters,
+          " elements of the largest released gradient, not ", released);
+  require(released == 0 || (ranks == 1 && !options.accumulates_in_fp32() && options.orthogonalized() == 0),
+          "training_memory counts released gradients on one rank, without accumulation and Muon, as "
+          "GradientRelease has them");
   const int64_t in_matrices = options.orthogonalized();
   require(in_matrices >= 0 && in_matrices <= parameters, "training_memory needs from 0 to ", parameters,
           " orthogonalized elements, all of the parameters, not ", in_matrices);
@@ -72,8 +78,8 @@ TrainingMemory training_memory(const TrainingMemoryOptions& options) {
   const bool keeps_whole = !is_shared || options.sharded() == Sharded::state;
   constexpr int64_t kWide = 4;
   const bool is_wide = options.accumulates_in_fp32() && width < kWide;
-  memory.gradients =
-      (keeps_whole ? parameters * (is_wide ? kWide : width) : 0) + (is_shared ? part * width : 0);
+  memory.gradients = (keeps_whole ? (released > 0 ? released : parameters) * (is_wide ? kWide : width) : 0) +
+                     (is_shared ? part * width : 0);
   if (is_wide && !keeps_whole) memory.gradients += part * kWide;
   if (shares_weights) {
     memory.units = block_memory(options) * width;

@@ -29,6 +29,10 @@ struct TrainingMemoryOptions {
   // Whether a step has several micro-batches, whose 16-bit gradients add up in fp32, as GradientAccumulation
   // has it.
   TORCH_ARG(bool, accumulates_in_fp32) = false;
+  // With GradientRelease: the elements of the largest parameter, whose gradient alone exists at a time, in steps after the
+  // first. 0: all gradients exist until the step. On one rank, without accumulates_in_fp32 and without
+  // Muon only.
+  TORCH_ARG(int64_t, largest_released) = 0;
   // See FusedAdamWOptions. The memory is that of a FusedAdam, FusedAdamW, FusedLamb or Muon with this option.
   TORCH_ARG(MasterWeights, master_weights) = MasterWeights::automatic;
   TORCH_ARG(Rounding, rounding) = Rounding::nearest;

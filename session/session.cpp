@@ -79,18 +79,6 @@ std::vector<at::Tensor> Session::begin_micro_step(std::vector<at::Tensor> tensor
   return std::move(batch.tensors);
 }
 
-void Session::count_tokens(int64_t tokens) {
-  require(in_forward_, "Session::count_tokens belongs between begin and backward");
-  require(tokens >= 0, "Session::count_tokens needs a number of tokens >= 0, not ", tokens);
-  micro_batch_tokens_ = tokens;
-}
-
-void Session::count_examples(int64_t examples) {
-  require(in_forward_, "Session::count_examples belongs between begin and backward");
-  require(examples >= 0, "Session::count_examples needs a number of examples >= 0, not ", examples);
-  parts_.micro_batch_examples = examples;
-}
-
 double Session::weight_of(int64_t tokens) const {
   if (tokens == 0) return 0;
   return parts_.weight_by_tokens ? static_cast<double>(tokens) * kWeightPerToken : 1.0;
@@ -148,6 +136,7 @@ at::Tensor Session::scaled_loss(const at::Tensor& loss, double weight) {
 // Before the backward pass of a micro-step, or before those of all of a window, as its last one.
 void Session::begin_passes(const Progress& progress) {
   gradients_->expect_gradients();
+  if (parts_.releases_gradients) tell_gradients_ready(progress);  // the step is taken while they come
   for (const auto& hook : parts_.hooks_) hook->backward_begin(progress);
   const bool is_last = progress.micro_step + 1 == progress.micro_steps;
   if (is_last && parts_.session_optimizer()) parts_.session_optimizer()->expect_step();
@@ -213,7 +202,7 @@ void Session::update(const Progress& window) {
   make_gradients_ready(window);
   if (std::optional<StepInputs> inputs = parts_.step_inputs()) {
     inputs->freeze_allowed = settled;
-    runner_->run(std::move(*inputs));
+    if (!parts_.releases_gradients) runner_->run(std::move(*inputs));
     parts_.optimizer().zero_grad();
   } else {
     skip_empty_window();
@@ -224,7 +213,6 @@ void Session::update(const Progress& window) {
 // The mean gradient, as hooks make it of what backward has left. Where a step is taken again, those that had
 // their turn do not get another one.
 void Session::make_gradients_ready(const Progress& window) {
-  const auto& hooks = parts_.hooks_;
   if (hooks_ready_ > 0 && parts_.world().world_size() > 1) parts_.world().check();  // this rank has left
   if (hooks_ready_ == 0) {
     fill_unused_gradients(window);
@@ -232,10 +220,16 @@ void Session::make_gradients_ready(const Progress& window) {
       check_unused(gradients_->joined_since_pass());
     }
   }
-  for (; hooks_ready_ < hooks.size(); ++hooks_ready_) hooks[hooks_ready_]->gradients_ready(window);
+  tell_gradients_ready(window);
   const bool there_were = gradients_->has_seen_any();
   gradients_->forget();
-  if (!parts_.gradients_are_shared_out) detail::check_gradients(parts_, there_were);
+  const bool are_elsewhere = parts_.gradients_are_shared_out || !parts_.released.empty();
+  if (!are_elsewhere) detail::check_gradients(parts_, there_were);
+}
+
+void Session::tell_gradients_ready(const Progress& window) {
+  const auto& hooks = parts_.hooks_;
+  for (; hooks_ready_ < hooks.size(); ++hooks_ready_) hooks[hooks_ready_]->gradients_ready(window);
 }
 
 void Session::fill_unused_gradients(const Progress& window) {

@@ -152,7 +152,8 @@ class Session {
 
   // Ends the forward pass and runs backward on loss x loss scale x weight of the micro-batch. `loss`: one
   // floating-point number, the mean over the micro-batch. Where backward throws, the window's gradients are
-  // dropped and it starts again with the next begin.
+  // dropped and it starts again with the next begin. With GradientRelease it takes the optimizer's step, and where it
+  // throws some parameters may have taken theirs, which the error says.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
 
   // Ends the micro-step; on the last one of a window the optimizer takes its step. True if it did (even where
@@ -166,7 +167,8 @@ class Session {
   // Runs forward and backward, with all layers and under autocast, on what `loss` builds (a batch of the full
   // length), so that memory is reserved once, before a curriculum or layer dropping makes steps smaller. It
   // does so twice, the second time beside the state that one of pacer's optimizers makes. Gradients, buffers
-  // and random state are put back. Between steps only.
+  // and random state are put back. Between steps only, and not with GradientRelease, because all gradients
+  // exist in such a pass.
   void prewarm(const std::function<at::Tensor()>& loss);
 
   // Calls f in evaluation mode: no gradients, Module::eval(), autocast as in training; all put back after it.
@@ -245,6 +247,7 @@ class Session {
   std::string unsettled(int64_t step) const;
   void take_step();
   void make_gradients_ready(const Progress& window);
+  void tell_gradients_ready(const Progress& window);
   void update(const Progress& window);
   void prewarm_passes(const std::function<at::Tensor()>& loss);
   void prewarm_pass(const std::function<at::Tensor()>& loss);

@@ -1,4 +1,4 @@
-// What a Session does beside training: passes that reserve memory, evaluation, and what it tells.
+// What a Session does beside training: passes that reserve memory, evaluation, what it tells and what it is told.
 #include <cstdio>
 #include <utility>
 
@@ -23,6 +23,9 @@ void Session::prewarm(const std::function<at::Tensor()>& loss) {
       parts_.replicas == nullptr,
       "Session::prewarm with a Pipeline: no rank has the whole model, so there is no pass to run here; leave "
       "prewarm out");
+  require(!parts_.releases_gradients,
+          "Session::prewarm with GradientRelease: its passes would hold all gradients, which no step does; "
+          "leave prewarm out");
   detail::check_writable(detail::model_tensors(parts_.model()));
   start_training();
   detail::set_up(parts_.world(), [&] { prewarm_passes(loss); });
@@ -82,6 +85,18 @@ WholeParameters Session::whole_parameters() const {
       "Session::whole_parameters with a Pipeline: each rank has its stage only; read the whole model from a "
       "checkpoint");
   return parts_.sharded_state ? parts_.sharded_state->whole_parameters() : WholeParameters(nullptr);
+}
+
+void Session::count_tokens(int64_t tokens) {
+  require(in_forward_, "Session::count_tokens belongs between begin and backward");
+  require(tokens >= 0, "Session::count_tokens needs a number of tokens >= 0, not ", tokens);
+  micro_batch_tokens_ = tokens;
+}
+
+void Session::count_examples(int64_t examples) {
+  require(in_forward_, "Session::count_examples belongs between begin and backward");
+  require(examples >= 0, "Session::count_examples needs a number of examples >= 0, not ", examples);
+  parts_.micro_batch_examples = examples;
 }
 
 void Session::print(const std::string& line) {

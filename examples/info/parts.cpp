@@ -37,6 +37,7 @@ const std::vector<Part> kHooks = {
     {"Shards", "reduce", "each rank has its part of state, gradients or parameters"},
     {"GradientClipping", "clip", "gradients are cut to a global norm"},
     {"WeightAverage", "optimize", "an average of the weights, which evaluation sees"},
+    {"GradientRelease", "optimize", "parameters updated while backward runs, and no gradients kept"},
     {"CudaGraph", "optimize", "the optimizer's kernels replayed by one call"},
     {"LearningRate", "schedule", "sets the rate from a schedule"},
     {"Vary", "schedule", "weight decay, momentum, a beta or any other number follows a schedule"},

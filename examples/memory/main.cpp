@@ -49,6 +49,8 @@ int run(int argument_count, char** arguments) {
       ("state-bits", po::value<int64_t>()->value_name("32|8")->default_value(32), "of the moments")    //
       ("orthogonalized", po::value<double>()->value_name("N")->default_value(0, "0"),
        "of the elements that are in matrices of Muon, with one moment instead of two")  //
+      ("largest-released", po::value<double>()->value_name("N")->default_value(0, "0"),
+       "elements of the largest parameter, for a row with GradientRelease, which is for one rank")  //
       ("unit-mib", po::value<int64_t>()->value_name("MIB")->default_value(25),
        "ShardsOptions::unit_bytes")  //
       ("blocks", po::value<int64_t>()->value_name("N")->default_value(32),
@@ -76,12 +78,17 @@ int run(int argument_count, char** arguments) {
       examples::value_in<double>(*given, "outside", 0, static_cast<double>(options.parameters())));
   options.outside_blocks(outside).largest_block(
       std::max<int64_t>(1, (options.parameters() - outside + blocks - 1) / blocks));
+  const auto released = static_cast<int64_t>(
+      examples::value_in<double>(*given, "largest-released", 0, static_cast<double>(options.parameters())));
+  const auto with_release = pacer::TrainingMemoryOptions(options).largest_released(released);
+  if (released > 0) (void)pacer::training_memory(with_release);  // refused before anything is printed
   std::printf("GB a rank, at the peak of a step:\n%-34s", "");
   for (const char* column : {"weights", "gradients", "moments", "exactness", "units", "all"}) {
     std::printf(" %10s", column);
   }
   std::printf("\n");
   print_row("DataParallel", pacer::training_memory(options));
+  if (released > 0) print_row("GradientRelease", pacer::training_memory(with_release));
   print_row("Shards, state", pacer::training_memory(options.sharded(pacer::Sharded::state)));
   print_row("Shards, state and gradients",
             pacer::training_memory(options.sharded(pacer::Sharded::gradients)));

@@ -11,8 +11,9 @@
 namespace pacer::detail {
 
 void check_all_reached(const SessionParts& parts, const std::vector<at::Tensor>& joined) {
-  const auto is_missed = [](const at::Tensor& parameter) {
-    return parameter.requires_grad() && !parameter.grad().defined();
+  const auto is_missed = [&](const at::Tensor& parameter) {
+    return parameter.requires_grad() && !parameter.grad().defined() &&
+           parts.released.count(parameter.unsafeGetTensorImpl()) == 0;
   };
   bool misses = false;
   for (const auto& group : parts.optimizer().param_groups()) {

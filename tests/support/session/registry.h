@@ -340,6 +340,12 @@ inline std::vector<RegisteredHook> all_hooks() {
   };
 }
 
+// GradientRelease is not among them, because most optimizers here look at all gradients first (finite_check). It goes
+// with what neither adds up gradients nor looks at them.
+inline bool goes_with_release(const RegisteredHook& hook) {
+  return hook.kind != "accumulation" && !hook.has_guard;
+}
+
 // Adapters of the stack's layers, over weights in 4 bits, too, of which one stays in 16 for 8-bit products;
 // the head's bias is trained beside them, so that there is a vector. No hooks, but other models: not among
 // the others, because they are tested with each of those (lora_session.cpp).
