@@ -35,13 +35,15 @@ transformers' model of the same shape.
 Rank 0 prints a JSON line for each mode: the time of a step (the median of eight, after four that do
 not count, on the slowest rank), the peaks of its own memory, its loss in the last
 step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (the layers' products of
-8-bit floats), and head (the head's, too), recompute, parameters (Shards of the blocks), 8bit (moments), muon.
+8-bit floats), and head (the head's, too), recompute, parameters (Shards of the blocks), split (by rows, the head
+of these), 8bit (moments), muon.
 )";
 
 constexpr int kUncountedSteps = 4, kTimedSteps = 8;
 constexpr int64_t kProduct = 8192;
 constexpr const char* kModes = "bf16,fp8,fp8+head,bf16+muon,bf16+8bit,bf16+recompute,fp8+recompute";
-const std::vector<std::string> kWords{"bf16", "fp8", "head", "recompute", "parameters", "8bit", "muon"};
+const std::vector<std::string> kWords{"bf16",       "fp8",   "head", "recompute",
+                                      "parameters", "split", "8bit", "muon"};
 
 using pacer::modules::CausalLm;
 using pacer::modules::CausalLmOptions;
@@ -71,6 +73,8 @@ std::vector<std::string> words_of(const std::string& mode) {
 struct Mode {
   explicit Mode(const std::string& called) : name(called), words(words_of(called)) {
     pacer::require(has("bf16") != has("fp8"), "--modes: '", name, "' needs one of bf16 and fp8");
+    pacer::require(has("parameters") || !has("split"), "--modes: '", name,
+                   "' splits the head of no parameters");
   }
   bool has(const char* word) const { return std::find(words.begin(), words.end(), word) != words.end(); }
   std::string name;
@@ -88,7 +92,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const 
 void use_hooks(const Mode& mode, pacer::Session& session, CausalLm& model) {
   if (mode.has("fp8")) session.use(pacer::Precision::fp8());
   if (mode.has("recompute")) session.use(pacer::Recompute(model->layers));
-  if (mode.has("parameters")) session.use(pacer::Shards(model->layers));
+  if (mode.has("parameters"))
+    session.use(pacer::Shards(model->layers, pacer::ShardsOptions().split_head(mode.has("split"))));
 }
 
 struct Batch {
