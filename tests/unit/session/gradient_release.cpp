@@ -7,10 +7,8 @@
 
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/hooks/gradient_release.h>
-#include <pacer/parallel/training_memory.h>
 
 #include "support/catch.h"
-#include "support/cpu_memory.h"
 #include "support/message_of.h"
 #include "support/samples.h"
 #include "support/session/releasing.h"
@@ -277,35 +275,6 @@ TEST_CASE("released gradients do not exist together", "[release][session]") {
   CHECK(most <= 2 * static_cast<size_t>(kLayers) / 16 + 2);
   step();
   CHECK(most == 1);
-}
-
-TEST_CASE("training with released gradients takes the memory that training_memory says",
-          "[release][session]") {
-  constexpr int64_t kWide = 256, kLayers = 24, kLayer = kWide * kWide;
-  const CountedCpuMemory memory;
-  const int64_t before = CountedCpuMemory::live();
-  torch::nn::Sequential model;
-  for (int64_t i = 0; i < kLayers; ++i) {
-    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWide, kWide).bias(false)));
-  }
-  FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.001));
-  Session session(*model, optimizer);
-  session.use(GradientRelease());
-  const auto step = [&] {
-    auto [x] = session.begin(torch::ones({1, kWide}));
-    session.backward(model->forward(x).square().mean());
-    session.step();
-  };
-  step();
-  CountedCpuMemory::reset_peak();
-  step();
-  const int64_t found = CountedCpuMemory::peak() - before;
-  const TrainingMemory plan =
-      training_memory(TrainingMemoryOptions(kLayers * kLayer).largest_released(kLayer));
-  CHECK(plan.gradients == kLayer * 4);
-  CAPTURE(found, plan.total());
-  CHECK(found > plan.total());
-  CHECK(found < plan.total() + 2 * kLayer * 4);
 }
 
 }  // namespace pacer::testing

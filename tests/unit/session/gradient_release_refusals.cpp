@@ -1,10 +1,11 @@
-// What GradientRelease does not go with, each in one sentence and before anything is changed; and steps that fail half
-// way, which say so.
+// What GradientRelease does not go with, each in one sentence and before anything is changed; steps that fail half way,
+// which say so; and the memory that training_memory counts.
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/adamw.h>
 
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
+#include "support/cpu_memory.h"
 #include "support/message_of.h"
 #include "support/session/mistakes_trainer.h"
 
@@ -230,6 +231,35 @@ TEST_CASE("memory with released gradients is asked for one rank and a largest gr
                             TrainingMemoryOptions(options).largest_released(10).orthogonalized(5)}) {
     CHECK(contains(message_of<InvalidArgument>([&] { (void)training_memory(wrong); }), "released gradient"));
   }
+}
+
+TEST_CASE("training with released gradients takes the memory that training_memory says",
+          "[release][session]") {
+  constexpr int64_t kWide = 256, kLayers = 24, kLayer = kWide * kWide;
+  const CountedCpuMemory memory;
+  const int64_t before = CountedCpuMemory::live();
+  torch::nn::Sequential model;
+  for (int64_t i = 0; i < kLayers; ++i) {
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWide, kWide).bias(false)));
+  }
+  FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.001));
+  Session session(*model, optimizer);
+  session.use(GradientRelease());
+  const auto step = [&] {
+    auto [x] = session.begin(torch::ones({1, kWide}));
+    session.backward(model->forward(x).square().mean());
+    session.step();
+  };
+  step();
+  CountedCpuMemory::reset_peak();
+  step();
+  const int64_t found = CountedCpuMemory::peak() - before;
+  const TrainingMemory plan =
+      training_memory(TrainingMemoryOptions(kLayers * kLayer).largest_released(kLayer));
+  CHECK(plan.gradients == kLayer * 4);
+  CAPTURE(found, plan.total());
+  CHECK(found > plan.total());
+  CHECK(found < plan.total() + 2 * kLayer * 4);
 }
 
 }  // namespace pacer::testing
