@@ -50,8 +50,8 @@ struct Deep {
 
 int64_t allocated(bool peak) {
   using c10::CachingAllocator::StatType;
-  const auto& stat = c10::cuda::CUDACachingAllocator::getDeviceStats(0)
-                         .allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(0);
+  const auto& stat = stats.allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
   return peak ? stat.peak : stat.current;
 }
 

@@ -35,6 +35,7 @@ class ThreadExchange : public modules::HeadExchange {
   int64_t first_column() const override { return first_; }
   torch::Tensor all_gather(const torch::Tensor& x) override { return compare_and_gather(x); }
   torch::Tensor compare_and_gather(const torch::Tensor& x) override {
+    if (is_alone) return torch::cat(std::vector<torch::Tensor>(static_cast<size_t>(ranks()), x));
     std::vector<int64_t> sizes = x.sizes().vec();
     sizes.front() *= ranks();
     const torch::Tensor all = torch::empty(sizes, x.options().device(at::kCPU));
@@ -53,6 +54,9 @@ class ThreadExchange : public modules::HeadExchange {
   }
 
   torch::Tensor gradient;  // that was added
+  // What this rank gives is what all give. For backward on a GPU, which has one thread of autograd, so that ranks that share it
+  // cannot wait there for each other.
+  bool is_alone = false;
 
  private:
   const std::shared_ptr<Communicator> world_;
@@ -90,6 +94,7 @@ inline SplitPasses split_passes(const std::vector<LossCase>& of_ranks, const std
     head.head_exchange_slot()->exchange = exchange;
     const torch::Tensor hidden = of.hidden.detach().clone().requires_grad_();
     const torch::Tensor loss = head.head_loss(hidden, of.targets, of.options, of.row_weights);
+    exchange->is_alone = of.hidden.is_cuda();
     (loss * scales[r]).backward();
     if (head.weight.grad().defined()) throw std::logic_error("the weight got a gradient of its own");
     result.passes[r] = {loss.detach(), hidden.grad(), exchange->gradient};
