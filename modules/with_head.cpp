@@ -7,6 +7,7 @@ namespace pacer::modules {
 
 WithHead::WithHead() : slot_(std::make_shared<HeadExchangeSlot>()) {}
 WithHead::WithHead(const WithHead& /*other*/) : WithHead() {}
+// Nothing is taken from the other. NOLINTNEXTLINE(bugprone-unhandled-self-assignment)
 WithHead& WithHead::operator=(const WithHead& /*other*/) { return *this; }
 WithHead::~WithHead() = default;
 
