@@ -13,15 +13,17 @@
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/session_parts.h>
 #include <pacer/modules/detail/model_modules.h>
+#include <pacer/modules/embedding.h>
 
 namespace pacer {
 namespace {
 
 bool has_sparse_gradients(const torch::nn::Module& module) {
-  if (const auto* embedding = module.as<torch::nn::EmbeddingImpl>())
-    return embedding->options.sparse() && embedding->weight.requires_grad();
-  const auto* bag = module.as<torch::nn::EmbeddingBagImpl>();
-  return bag != nullptr && bag->options.sparse() && bag->weight.requires_grad();
+  const auto is_sparse = [](const auto* embedding) {
+    return embedding != nullptr && embedding->options.sparse() && embedding->weight.requires_grad();
+  };
+  return is_sparse(module.as<torch::nn::EmbeddingImpl>()) || is_sparse(module.as<modules::EmbeddingImpl>()) ||
+         is_sparse(module.as<torch::nn::EmbeddingBagImpl>());
 }
 
 void check_layers(const torch::nn::Module& model) {

@@ -40,8 +40,9 @@ class FusedOptimizer : public SessionOptimizer {
   // Options of the group may be this optimizer's or the torch optimizer's, which keeps the defaults in what
   // torch's options lack; without options it takes the defaults. FusedAdam, FusedAdamW, FusedSgd and
   // FusedRmsprop take from the defaults, too, what the options leave as their constructor made it, where torch's
-  // optimizers do so: from LibTorch 2.12 on. Names must differ from those of all other parameters. Call this function and not that
-  // of torch::optim::Optimizer, which is not virtual and drops the options from LibTorch 2.12 on.
+  // optimizers do so: from LibTorch 2.12 on. Names must differ from those of all other parameters. Call this
+  // function and not that of torch::optim::Optimizer, which is not virtual and drops the options from LibTorch
+  // 2.12 on.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
   void add_param_group(const NamedParamGroup& group);
 

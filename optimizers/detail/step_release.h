@@ -2,8 +2,8 @@
 // StepEngine: all step groups are told their scalars when the step begins, and each tensor of the plan's tables has
 // a launch of its own, as pages have where state is paged.
 //
-// Every parameter that is trained is expected, and what has not come by the end keeps its count. One without state, which the plan does not know, waits for others of its kind, and
-// then the step goes on with a new plan for what has not been updated yet.
+// Every parameter that is trained is expected, and what has not come by the end keeps its count. One without state, which the
+// plan does not know, waits for others of its kind, and then the step goes on with a new plan for what has not been updated yet.
 #pragma once
 
 #include <cstdint>

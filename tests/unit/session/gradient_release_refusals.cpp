@@ -1,7 +1,10 @@
 // What GradientRelease does not go with, each in one sentence and before anything is changed; steps that fail half way,
 // which say so; and the memory that training_memory counts.
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/adamw.h>
+
+#include <pacer/modules/embedding.h>
 
 #include "support/catch.h"
 #include "support/collectives/ranks.h"
@@ -108,6 +111,16 @@ TEST_CASE("GradientRelease is refused where it cannot be, in one sentence", "[re
        [] {
          torch::nn::Sequential model;
          model->push_back("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 4).sparse(true)));
+         FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.1));
+         Session session(*model, optimizer);
+         session.use(GradientRelease());
+         (void)session.begin(torch::zeros({2}, at::kLong));
+       }},
+      {"sparse gradients of pacer's embedding",
+       {"sparse gradients of words", "sparse(false)"},
+       [] {
+         torch::nn::Sequential model;
+         model->push_back("words", modules::Embedding(torch::nn::EmbeddingOptions(5, 4).sparse(true)));
          FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.1));
          Session session(*model, optimizer);
          session.use(GradientRelease());
