@@ -159,8 +159,7 @@ template <size_t D, class Derived>
 std::string ConvolutionImpl<D, Derived>::why_no_merge() const {
   if (this->options.groups() == 1) return "";
   return "is that of a convolution with groups, whose adapter takes channels of x that the weight does not; "
-         "leave "
-         "the adapter beside it, or remove_adapter()";
+         "leave the adapter beside it, or remove_adapter()";
 }
 
 template class ConvolutionImpl<1, Conv1dImpl>;

@@ -48,6 +48,7 @@ class ConvolutionImpl : public torch::nn::ConvNdImpl<D, Derived>, public LoraLay
                        int64_t groups) const;
 };
 
+// torch::nn::Conv1d, of x [N, in_channels, L], that takes adapters.
 class Conv1dImpl : public ConvolutionImpl<1, Conv1dImpl> {
  public:
   Conv1dImpl(int64_t in_channels, int64_t out_channels, torch::ExpandingArray<1> kernel_size)
@@ -56,6 +57,7 @@ class Conv1dImpl : public ConvolutionImpl<1, Conv1dImpl> {
 };
 TORCH_MODULE(Conv1d);
 
+// torch::nn::Conv2d, of x [N, in_channels, H, W], that takes adapters.
 class Conv2dImpl : public ConvolutionImpl<2, Conv2dImpl> {
  public:
   Conv2dImpl(int64_t in_channels, int64_t out_channels, torch::ExpandingArray<2> kernel_size)
@@ -64,6 +66,7 @@ class Conv2dImpl : public ConvolutionImpl<2, Conv2dImpl> {
 };
 TORCH_MODULE(Conv2d);
 
+// torch::nn::Conv3d, of x [N, in_channels, D, H, W], that takes adapters.
 class Conv3dImpl : public ConvolutionImpl<3, Conv3dImpl> {
  public:
   Conv3dImpl(int64_t in_channels, int64_t out_channels, torch::ExpandingArray<3> kernel_size)
