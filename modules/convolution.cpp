@@ -12,6 +12,7 @@
 #include <torch/nn/functional/padding.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/without_dora.h>
 
 namespace pacer::modules {
 namespace {
@@ -144,10 +145,7 @@ LoraMatrices ConvolutionImpl<D, Derived>::lora_matrices(int64_t r) const {
 
 template <size_t D, class Derived>
 std::string ConvolutionImpl<D, Derived>::why_no_adapter(const LoraOptions& lora) const {
-  if (lora.dora()) {
-    return "takes no adapter with LoraOptions::dora, which is for pacer::modules::Linear; leave it out of "
-           "the targets";
-  }
+  if (lora.dora()) return detail::kWithoutDora;
   const int64_t groups = this->options.groups();
   if (lora.r() % groups == 0) return "";
   return detail::concatenate(

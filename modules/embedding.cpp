@@ -9,6 +9,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/detail/without_dora.h>
 
 namespace pacer::modules {
 namespace {
@@ -97,18 +98,14 @@ LoraMatrices EmbeddingImpl::lora_matrices(int64_t r) const {
 }
 
 std::string EmbeddingImpl::why_no_adapter(const LoraOptions& lora) const {
-  if (lora.dora()) {
-    return "takes no adapter with LoraOptions::dora, which is for pacer::modules::Linear; leave it out of "
-           "the targets";
-  }
+  if (lora.dora()) return detail::kWithoutDora;
   if (options.max_norm()) {
     return "changes its vectors in forward (max_norm), which an adapter does not go with; leave it out of "
            "the targets";
   }
   if (options.sparse()) {
     return "has sparse gradients, which the matrices of an adapter do not; make it without sparse(true), or "
-           "leave it "
-           "out of the targets";
+           "leave it out of the targets";
   }
   return "";
 }

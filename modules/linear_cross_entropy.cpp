@@ -1,31 +1,19 @@
 #include <pacer/modules/linear_cross_entropy.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <pacer/modules/detail/head_loss.h>
-#include <pacer/modules/detail/head_products.h>
 #include <pacer/modules/detail/product.h>
 
 namespace pacer::modules {
 namespace {
 
 using Options = LinearCrossEntropyOptions;
-
-// Of all rows: the sum of their losses, and its gradients, where they are wanted.
-struct LossSum {
-  at::Tensor losses;  // fp32 [rows]
-  at::Tensor hidden;  // [rows, in], of the dtype of computing
-  at::Tensor weight;  // [columns, in], fp32 where several chunks of 16 bits were added up
-};
 
 // `logits` become their gradients, and `codes`, where they are defined, the same in e5m2.
 void make_losses(const at::Tensor& logits, const detail::LossRows& rows, const Options& options,
@@ -37,34 +25,6 @@ void make_losses(const at::Tensor& logits, const detail::LossRows& rows, const O
   detail::run_cross_entropy(work, logits.device());
 }
 
-LossSum loss_sum(const at::Tensor& hidden, const at::Tensor& weight, const detail::LossRows& of_rows,
-                 const Options& options, bool for_hidden, bool for_weight) {
-  const int64_t rows = hidden.size(0), columns = weight.size(0);
-  const int64_t chunk_rows =
-      detail::rows_of_chunk(columns * static_cast<int64_t>(hidden.element_size()), options);
-  const detail::HeadProducts products(hidden, weight, options.fp8() && rows > 0, for_hidden);
-  LossSum sum;
-  sum.losses = at::empty({rows}, hidden.options().dtype(at::kFloat));
-  if (for_hidden) sum.hidden = at::empty_like(hidden);
-  if (for_weight && rows == 0) sum.weight = at::zeros(weight.sizes(), weight.options());
-  for (int64_t first = 0; first < rows; first += chunk_rows) {
-    const int64_t count = std::min(chunk_rows, rows - first);
-    const detail::LossRows of_chunk = of_rows.narrow(first, count);
-    const at::Tensor logits = products.logits(first, count);
-    at::Tensor codes;
-    if (for_hidden && products.are_in_8_bits()) codes = at::empty_like(logits, at::kByte);
-    make_losses(logits, of_chunk, options, for_hidden || for_weight, sum.losses.narrow(0, first, count),
-                codes);
-    if (for_hidden) {
-      const at::Tensor gradient = sum.hidden.narrow(0, first, count);
-      products.write_hidden_gradient(logits, codes, gradient);
-      if (codes.defined() && of_chunk.weights.defined()) gradient.mul_(of_chunk.weights.unsqueeze(1));
-    }
-    if (for_weight) products.add_weight_gradient(logits, first, sum.weight);
-  }
-  return sum;
-}
-
 struct LinearCrossEntropyNode : torch::autograd::Function<LinearCrossEntropyNode> {
   using Context = torch::autograd::AutogradContext;
   using Tensors = torch::autograd::variable_list;
@@ -73,7 +33,12 @@ struct LinearCrossEntropyNode : torch::autograd::Function<LinearCrossEntropyNode
                             const detail::LossRows& rows, const Options& options, bool for_hidden,
                             bool for_weight) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    LossSum sum = loss_sum(hidden, weight, rows, options, for_hidden, for_weight);
+    const auto make = [&](const at::Tensor& logits, const detail::LossRows& of_chunk,
+                          const at::Tensor& losses, const at::Tensor& codes) {
+      make_losses(logits, of_chunk, options, for_hidden || for_weight, losses, codes);
+    };
+    detail::LossSum sum =
+        detail::loss_sum(hidden, weight, rows, options, weight.size(0), for_hidden, for_weight, make);
     const at::Tensor counted = rows.count(options.ignore_index());
     // Gradients of nothing are zero.
     const at::Tensor divisor = counted + counted.eq(0);

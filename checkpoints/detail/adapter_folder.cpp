@@ -224,7 +224,7 @@ const at::Tensor& magnitude_of(const NamedTensors& values, const std::string& la
 }
 
 const at::Tensor& beside_of(const NamedTensors& values, const std::string& name) {
-  return values.at(concatenate(kAdapterPrefix, name));
+  return values.at(name_in_file(name, ""));
 }
 
 }  // namespace pacer::detail

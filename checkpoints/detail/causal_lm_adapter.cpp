@@ -173,7 +173,7 @@ bool join_layers(torch::nn::Module& model, AdapterFolder& folder, NamedTensors& 
     for (const CausalLmName& member : members.found) {
       as_here.layers.erase(member.theirs);
       for (const std::string_view suffix : {kAdapterA, kAdapterB, kMagnitude}) {
-        values.erase(concatenate(kAdapterPrefix, member.theirs, suffix));
+        values.erase(name_in_file(member.theirs, suffix));
       }
     }
     AdapterFolder::Matrices& shapes = as_here.layers[members.own];
@@ -183,8 +183,8 @@ bool join_layers(torch::nn::Module& model, AdapterFolder& folder, NamedTensors& 
       shapes.magnitude = magnitude.sizes().vec();
       values[name_in_file(members.own, kMagnitude)] = magnitude;
     }
-    values[concatenate(kAdapterPrefix, members.own, kAdapterA)] = a;
-    values[concatenate(kAdapterPrefix, members.own, kAdapterB)] = b;
+    values[name_in_file(members.own, kAdapterA)] = a;
+    values[name_in_file(members.own, kAdapterB)] = b;
     as_here.config.rank_pattern.insert(as_here.config.rank_pattern.begin(), {members.own, a.size(0)});
     as_here.config.alpha_pattern.insert(as_here.config.alpha_pattern.begin(), {members.own, alpha});
   }
@@ -195,8 +195,8 @@ bool join_layers(torch::nn::Module& model, AdapterFolder& folder, NamedTensors& 
       const std::string own = name.own + tensor_name.substr(name.theirs.size());
       as_here.beside.erase(tensor_name);
       as_here.beside.emplace(own, tensor);
-      const auto value = values.find(concatenate(kAdapterPrefix, tensor_name));
-      values[concatenate(kAdapterPrefix, own)] = value->second;
+      const auto value = values.find(name_in_file(tensor_name, ""));
+      values[name_in_file(own, "")] = value->second;
       values.erase(value);
     }
   }

@@ -7,11 +7,14 @@
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
+#include <pacer/modules/detail/head_products.h>
 #include <pacer/modules/detail/matrix.h>
 #include <pacer/modules/detail/product.h>
 
@@ -82,6 +85,15 @@ at::Tensor loss_operand(const at::Tensor& x, at::ScalarType dtype) {
              : x;
 }
 
+// Products have whole tiles where rows are many. Each chunk reads and writes the fp32 sum of the weight's gradient, which
+// its products hide from about a thousand rows on.
+int64_t rows_of_chunk(int64_t row_bytes, const Options& options) {
+  constexpr int64_t kTile = 128, kRows = 12 * kTile, kBytes = int64_t{128} << 20;
+  const int64_t bytes = options.chunk_bytes().value_or(std::max(kBytes, kRows * row_bytes));
+  const int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
+  return rows < kTile ? rows : rows / kTile * kTile;
+}
+
 }  // namespace
 
 LossRows LossRows::narrow(int64_t first, int64_t count) const {
@@ -113,15 +125,6 @@ LossInput checked_loss_input(const at::Tensor& hidden, const at::Tensor& weight,
   return input;
 }
 
-// Products have whole tiles where rows are many. Each chunk reads and writes the fp32 sum of the weight's gradient, which
-// its products hide from about a thousand rows on.
-int64_t rows_of_chunk(int64_t row_bytes, const Options& options) {
-  constexpr int64_t kTile = 128, kRows = 12 * kTile, kBytes = int64_t{128} << 20;
-  const int64_t bytes = options.chunk_bytes().value_or(std::max(kBytes, kRows * row_bytes));
-  const int64_t rows = std::max<int64_t>(1, bytes / std::max<int64_t>(1, row_bytes));
-  return rows < kTile ? rows : rows / kTile * kTile;
-}
-
 kernels::CrossEntropy cross_entropy_of(const at::Tensor& logits, const LossRows& rows,
                                        const Options& options) {
   kernels::CrossEntropy work;
@@ -146,6 +149,34 @@ void run_cross_entropy(const kernels::CrossEntropy& work, at::Device device) {
     at::parallel_for(0, work.rows, 1,
                      [&](int64_t begin, int64_t end) { kernels::cross_entropy_cpu(work, begin, end); });
   }
+}
+
+LossSum loss_sum(const at::Tensor& hidden, const at::Tensor& columns, const LossRows& of_rows,
+                 const Options& options, int64_t chunk_columns, bool for_hidden, bool for_weight,
+                 const MakeLosses& make) {
+  const int64_t rows = hidden.size(0);
+  const int64_t chunk_rows =
+      rows_of_chunk(chunk_columns * static_cast<int64_t>(hidden.element_size()), options);
+  const HeadProducts products(hidden, columns, options.fp8() && rows > 0, for_hidden);
+  LossSum sum;
+  sum.losses = at::empty({rows}, hidden.options().dtype(at::kFloat));
+  if (for_hidden) sum.hidden = at::empty_like(hidden);
+  if (for_weight && rows == 0) sum.weight = at::zeros(columns.sizes(), columns.options());
+  for (int64_t first = 0; first < rows; first += chunk_rows) {
+    const int64_t count = std::min(chunk_rows, rows - first);
+    const LossRows of_chunk = of_rows.narrow(first, count);
+    const at::Tensor logits = products.logits(first, count);
+    at::Tensor codes;
+    if (for_hidden && products.are_in_8_bits()) codes = at::empty_like(logits, at::kByte);
+    make(logits, of_chunk, sum.losses.narrow(0, first, count), codes);
+    if (for_hidden) {
+      const at::Tensor gradient = sum.hidden.narrow(0, first, count);
+      products.write_hidden_gradient(logits, codes, gradient);
+      if (codes.defined() && of_chunk.weights.defined()) gradient.mul_(of_chunk.weights.unsqueeze(1));
+    }
+    if (for_weight) products.add_weight_gradient(logits, first, sum.weight);
+  }
+  return sum;
 }
 
 at::Tensor scaled_gradient(const at::Tensor& gradient, const at::Tensor& factor, at::ScalarType dtype) {

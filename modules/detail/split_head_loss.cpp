@@ -1,21 +1,17 @@
 #include <pacer/modules/detail/split_head_loss.h>
 
-#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/head_loss.h>
-#include <pacer/modules/detail/head_products.h>
 #include <pacer/modules/detail/node_state.h>
 #include <pacer/modules/detail/product.h>
 
@@ -26,13 +22,6 @@ using modules::HeadExchange;
 using Options = modules::LinearCrossEntropyOptions;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-// What one rank makes for the rows of all.
-struct SplitSum {
-  at::Tensor losses;  // fp32 [rows of all]
-  at::Tensor hidden;  // this rank's terms of the gradient [rows of all, in], if it is wanted
-  at::Tensor weight;  // the gradient of this rank's columns [columns, in], if it is wanted
-};
 
 struct RowLosses {
   at::Tensor losses, lse;  // fp32 [rows]
@@ -59,35 +48,18 @@ class AllRows {
 
   const at::Tensor& divisor() const { return divisor_; }
 
-  SplitSum sum(bool for_hidden, bool for_weight) const {
-    const int64_t rows = hidden_.size(0);
+  // What this rank makes for the rows of all: their losses, its terms of the hidden states' gradients, and the gradient of its
+  // columns.
+  LossSum sum(bool for_hidden, bool for_weight) const {
     // The same on all ranks, which may have different numbers of columns.
-    const int64_t columns = (all_columns_ + exchange_.ranks() - 1) / exchange_.ranks();
-    const int64_t chunk_rows =
-        rows_of_chunk(columns * static_cast<int64_t>(hidden_.element_size()), options_);
-    const HeadProducts products(hidden_, columns_, options_.fp8() && rows > 0, for_hidden);
-    SplitSum sum;
-    sum.losses = at::empty({rows}, hidden_.options().dtype(at::kFloat));
-    if (for_hidden) sum.hidden = at::empty_like(hidden_);
-    if (for_weight && rows == 0) sum.weight = at::zeros(columns_.sizes(), columns_.options());
-    for (int64_t first = 0; first < rows; first += chunk_rows) {
-      const int64_t count = std::min(chunk_rows, rows - first);
-      const LossRows of_chunk = rows_.narrow(first, count);
-      const at::Tensor logits = products.logits(first, count);
-      const RowLosses made = losses_of(logits, of_chunk);
-      sum.losses.narrow(0, first, count).copy_(made.losses);
-      if (!for_hidden && !for_weight) continue;
-      at::Tensor codes;
-      if (for_hidden && products.are_in_8_bits()) codes = at::empty_like(logits, at::kByte);
-      make_gradients(logits, of_chunk, made.lse, codes);
-      if (for_hidden) {
-        const at::Tensor gradient = sum.hidden.narrow(0, first, count);
-        products.write_hidden_gradient(logits, codes, gradient);
-        if (codes.defined()) gradient.mul_(of_chunk.weights.unsqueeze(1));
-      }
-      if (for_weight) products.add_weight_gradient(logits, first, sum.weight);
-    }
-    return sum;
+    const int64_t chunk_columns = (all_columns_ + exchange_.ranks() - 1) / exchange_.ranks();
+    const auto make = [&](const at::Tensor& logits, const LossRows& rows, const at::Tensor& losses,
+                          const at::Tensor& codes) {
+      const RowLosses made = losses_of(logits, rows);
+      losses.copy_(made.losses);
+      if (for_hidden || for_weight) make_gradients(logits, rows, made.lse, codes);
+    };
+    return loss_sum(hidden_, columns_, rows_, options_, chunk_columns, for_hidden, for_weight, make);
   }
 
  private:
@@ -162,7 +134,7 @@ struct SplitHeadNode : torch::autograd::Function<SplitHeadNode>, FusedNode<Split
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     HeadExchange& exchange = *state->exchange;
     const AllRows all(exchange, {hidden, columns, state->rows}, weight.size(0), state->options);
-    SplitSum sum = all.sum(state->for_hidden, state->for_weight);
+    LossSum sum = all.sum(state->for_hidden, state->for_weight);
     if (state->for_hidden) sum.hidden = exchange.reduce_scatter(sum.hidden);
     const int64_t count = hidden.size(0);
     at::Tensor losses = sum.losses.narrow(0, exchange.rank() * count, count);

@@ -5,17 +5,15 @@
 #include <numeric>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <pacer/core/error.h>
 
 namespace pacer {
 
 bool ParameterShards::State::is_split_by_rows(const at::Tensor& parameter) const {
-  const std::vector<at::Tensor>& split = options_.split_by_rows();
-  return std::any_of(split.begin(), split.end(),
-                     [&](const at::Tensor& one) { return one.is_same(parameter); });
+  return contains(options_.split_by_rows(), parameter);
 }
 
 void ParameterShards::State::check_split(const std::vector<Group>& groups) const {
@@ -61,7 +59,8 @@ void ParameterShards::State::add_part_gradient(size_t position, const at::Tensor
       "Session::backward");
   const at::NoGradGuard no_grad;
   take_gradient(unit);
-  const at::Tensor sum = unit.has_gradient ? at::zeros_like(unit.gradient) : unit.gradient.zero_();
+  // What stands in padding reaches nobody's piece.
+  const at::Tensor sum = unit.has_gradient ? at::empty_like(unit.gradient) : unit.gradient;
   at::Tensor place = own_piece(position, sum);
   place.copy_(gradient.reshape({-1}));
   if (prescale_ != 1) place.mul_(at::scalar_tensor(prescale_, at::kFloat));

@@ -74,6 +74,7 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void add_groups(const std::vector<Group>& groups);
   void add_part(const NamedParameter& parameter);
   void make_units();
+  static bool contains(const std::vector<at::Tensor>& all, const at::Tensor& parameter);
   bool may_stay_local(const at::Tensor& parameter) const;
   void add_unit(std::vector<size_t> members, size_t group);
   void move_parameters();

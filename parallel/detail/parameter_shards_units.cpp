@@ -134,10 +134,12 @@ void ParameterShards::State::make_units() {
   for (std::vector<size_t>& of_unit : members) add_unit(std::move(of_unit), 0);
 }
 
+bool ParameterShards::State::contains(const std::vector<at::Tensor>& all, const at::Tensor& parameter) {
+  return std::any_of(all.begin(), all.end(), [&](const at::Tensor& one) { return one.is_same(parameter); });
+}
+
 bool ParameterShards::State::may_stay_local(const at::Tensor& parameter) const {
-  const std::vector<at::Tensor>& local = options_.may_stay_local();
-  return std::any_of(local.begin(), local.end(),
-                     [&](const at::Tensor& one) { return one.is_same(parameter); });
+  return contains(options_.may_stay_local(), parameter);
 }
 
 void ParameterShards::State::add_unit(std::vector<size_t> members, size_t group) {
