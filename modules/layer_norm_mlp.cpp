@@ -3,6 +3,7 @@
 #include <pacer/core/error.h>
 #include <pacer/modules/detail/norm_mlp.h>
 #include <pacer/modules/detail/register_norm.h>
+#include <pacer/modules/detail/replay_memory.h>
 
 namespace pacer::modules {
 
@@ -26,7 +27,9 @@ void LayerNormMlpImpl::reset() {
 
 at::Tensor LayerNormMlpImpl::forward(const at::Tensor& x) {
   const detail::FusedCall call("LayerNormMlp", x, options.features(), {fc1.get(), fc2.get()}, is_training());
-  return detail::norm_mlp(call, *this, call.dropout(options.dropout()), {}).view(x.sizes());
+  const at::Tensor y = detail::norm_mlp(call, *this, call.dropout(options.dropout()), {}).view(x.sizes());
+  detail::ReplayMemory::note_result(y);
+  return y;
 }
 
 }  // namespace pacer::modules

@@ -13,6 +13,9 @@
 // of its own. They agree to rounding also for a bias that is used twice under bf16 autocast, and for an LSTM
 // on a CPU. Each gradient of a parameter arrives once per backward, so hooks on it run as without a region.
 //
+// What a fused layer (transformer_layer.h) gives at the end of a region is not computed a second time, because backward reads
+// nothing of it; a function that keeps such a result for itself finds numbers there that are none.
+//
 // These would give wrong gradients and are errors, in backward where they cannot be seen earlier: an argument
 // or parameter that is changed in place before backward; a tensor that needs a gradient and is neither an
 // argument nor a parameter of the module; a module switched between train() and eval() before backward;

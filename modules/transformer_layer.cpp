@@ -7,6 +7,7 @@
 #include <pacer/modules/detail/head_sizes.h>
 #include <pacer/modules/detail/norm_linear.h>
 #include <pacer/modules/detail/norm_mlp.h>
+#include <pacer/modules/detail/replay_memory.h>
 
 namespace pacer::modules {
 namespace {
@@ -110,8 +111,11 @@ at::Tensor TransformerLayerImpl::forward(const at::Tensor& x, const at::Tensor& 
   branch.x = attended.transpose(1, 2).reshape({call.x().size(0), heads.heads * heads.head_dim});
   branch.linear = projection.get();
   branch.dropout = call.dropout(options.projection_dropout());
-  return detail::norm_mlp(call.behind(stream), *mlp, call.dropout(options.mlp_dropout()), branch)
-      .view(x.sizes());
+  const at::Tensor y =
+      detail::norm_mlp(call.behind(stream), *mlp, call.dropout(options.mlp_dropout()), branch)
+          .view(x.sizes());
+  detail::ReplayMemory::note_result(y);
+  return y;
 }
 
 }  // namespace pacer::modules

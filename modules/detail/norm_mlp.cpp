@@ -9,6 +9,7 @@
 #include <pacer/modules/detail/adapted_forward.h>
 #include <pacer/modules/detail/node_state.h>
 #include <pacer/modules/detail/norm_rows.h>
+#include <pacer/modules/detail/replay_memory.h>
 #include <pacer/modules/detail/unfused_passes.h>
 
 namespace pacer::detail {
@@ -41,6 +42,7 @@ struct NormMlpState : torch::CustomClassHolder {
   Activation activation;
   kernels::Dropout projection_dropout, dropout;
   bool has_residual, records;
+  bool is_unread;  // nobody reads the values of y
   at::ScalarType dtype;
 
   Norm norm(const at::Tensor& weight, const at::Tensor& bias) const {
@@ -82,10 +84,15 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
         normalize(residual, state->norm(in[kNormWeight], in[kNormBias]), use(products.fc1, kWeight1));
     const at::Tensor u = products.fc1.forward(normalized.y, {});
     const Operand activated = activate(u, in[kBias1], state->activation, use(products.fc2, kWeight2));
-    const bool ends_with_sum = state->ends_with_sum();
-    at::Tensor y = products.fc2.forward(activated, ends_with_sum ? at::Tensor() : in[kBias2]);
-    if (ends_with_sum) {
-      y = add_residual({state->has_residual ? normalized.s : at::Tensor(), y, in[kBias2], state->dropout});
+    at::Tensor y;
+    if (state->is_unread) {
+      y = unread_values({in[kX].size(0), in[kWeight2].size(0)},
+                        in[kX].options().dtype(state->has_residual ? in[kX].scalar_type() : state->dtype));
+    } else {
+      y = products.fc2.forward(activated, state->ends_with_sum() ? at::Tensor() : in[kBias2]);
+      if (state->ends_with_sum()) {
+        y = add_residual({state->has_residual ? normalized.s : at::Tensor(), y, in[kBias2], state->dropout});
+      }
     }
 
     Tensors kept = in;
@@ -194,6 +201,7 @@ at::Tensor norm_mlp(const FusedCall& call, const modules::LayerNormMlpImpl& mlp,
   state->has_residual = mlp.options.residual();
   state->records = call.records();
   state->dtype = call.dtype();
+  state->is_unread = ReplayMemory::result_is_unread();
   return NormMlpNode::apply(std::move(state), at::TensorList(defined));
 }
 

@@ -91,6 +91,7 @@ Tensors Region::run_first(const Tensors& x) {
   {
     const ReplayMemory::Scope scope(memory_);
     y = f_(x);
+    memory_.end_first_run(y);
   }
   for (size_t i = 0; i < x.size(); ++i) {
     require(x[i]._version() == versions[i], name_, " changes its argument ", i,
@@ -181,6 +182,10 @@ void Region::replay(const Tensors& x) {
   const NoAutocastCache no_cache;
   const ReplayMemory::Scope scope(memory_);
   replay->y = f_(replay->leaves);
+  require(memory_.end_second_run(replay->y), name_,
+          " returned what its last layer gave in forward, and something else when it was recomputed; it "
+          "depends on something "
+          "that is neither an argument nor state");
   replay_ = std::move(replay);
 }
 
