@@ -29,7 +29,8 @@ constexpr const char* kAbout =
 positions, in bf16, as a fraction of the bandwidth of a copy that is measured in the same run. On the
 GPU, or on one thread of the CPU where there is none (or with --cpu). Prints a JSON line for each
 kernel, the median of 25. Bytes are those of the rule, each matrix read or written once; several
-sets of matrices take turns, so that none is in the cache when it is read.
+sets of matrices take turns, so that none is in the cache when it is read. fraction_of_equal_copy is
+beside a copy that moves as many bytes, which begins and ends with few blocks at work, as the passes do.
 
   pacer-bench layers [--cpu] [--rows N] [--hidden N] [--heads N] [--kv-heads N] [--head-dim N]
 )";
@@ -180,7 +181,7 @@ void measure(const Shape& shape, at::Device device) {
                           const std::function<void(const Layer&)>& work) {
     size_t turn = 0;
     const Spread time = time_pass(device, [&] { work(layers[turn++ % layers.size()]); });
-    const double speed = kBytes * elements_moved / (time.median * 1e-3);
+    const double bytes = kBytes * elements_moved, speed = bytes / (time.median * 1e-3);
     print(pacer::JsonLine()
               .add("kind", "result")
               .add("kernel", what)
@@ -188,7 +189,8 @@ void measure(const Shape& shape, at::Device device) {
               .add("ms_min", time.min)
               .add("ms_max", time.max)
               .add("gigabytes_per_second", speed / 1e9)
-              .add("fraction_of_copy", speed / copy));
+              .add("fraction_of_copy", speed / copy)
+              .add("fraction_of_equal_copy", speed / copy_bandwidth_of(device, bytes)));
   };
   const double of_x = layers[0].elements(), of_qk = layers[0].of_q_and_k(), of_qkv = layers[0].of_qkv();
   for (const Normalization normalization : {Normalization::layer, Normalization::rms}) {

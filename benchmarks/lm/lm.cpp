@@ -36,14 +36,14 @@ Rank 0 prints a JSON line for each mode: the time of a step (the median of eight
 not count, on the slowest rank), the peaks of its own memory, its loss in the last
 step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (the layers' products of
 8-bit floats), and head (the head's, too), recompute, parameters (Shards of the blocks), split (by rows, the head
-of these), 8bit (moments), muon.
+of these), 8bit (moments), release (of gradients), muon.
 )";
 
 constexpr int kUncountedSteps = 4, kTimedSteps = 8;
 constexpr int64_t kProduct = 8192;
 constexpr const char* kModes = "bf16,fp8,fp8+head,bf16+muon,bf16+8bit,bf16+recompute,fp8+recompute";
-const std::vector<std::string> kWords{"bf16",       "fp8",   "head", "recompute",
-                                      "parameters", "split", "8bit", "muon"};
+const std::vector<std::string> kWords{"bf16",  "fp8",  "head",    "recompute", "parameters",
+                                      "split", "8bit", "release", "muon"};
 
 using pacer::modules::CausalLm;
 using pacer::modules::CausalLmOptions;
@@ -92,6 +92,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const 
 void use_hooks(const Mode& mode, pacer::Session& session, CausalLm& model) {
   if (mode.has("fp8")) session.use(pacer::Precision::fp8());
   if (mode.has("recompute")) session.use(pacer::Recompute(model->layers));
+  if (mode.has("release")) session.use(pacer::GradientRelease());
   if (mode.has("parameters"))
     session.use(pacer::Shards(model->layers, pacer::ShardsOptions().split_head(mode.has("split"))));
 }

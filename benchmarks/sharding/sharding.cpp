@@ -72,7 +72,7 @@ struct Mode {
 
 constexpr const char* kModes =
     "plain,recompute,loss+recompute+8bit,bf16,fp8,fp8-current,fp8+recompute,"
-    "fused,fused+bf16,fused+fp8,fused+fp8-current,"
+    "fused,fused+recompute,fused+bf16,fused+fp8,fused+fp8+recompute,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
     "parameters+loss,parameters+loss+recompute,parameters+loss+8bit,parameters+loss+8bit+recompute,"
     "parameters+8bit,parameters+8bit+recompute,"

@@ -1,143 +1,77 @@
-// The CUDA side of norms and rotations of heads. A head lies in the registers of its lanes, each with eight
-// channels of the first half and the eight that turn with them; a warp has several heads. Angles come from the
-// first-level cache, where the heads of a token share them.
+// The CUDA side of norms and rotations of heads. A head lies in the registers of its lanes, of which a warp has several.
+// Angles come from the first-level cache, where the heads of a token share them.
 #include <pacer/kernels/rotary.h>
 
-#include <pacer/kernels/cuda/layer_norm_row.cuh>
+#include <pacer/kernels/cuda/rotary_head.cuh>
 
 namespace pacer::kernels {
 namespace {
 
-constexpr int kPiece = kLayerNormPiece;
-using Eights = float[kPiece];
+// Heads that the lanes of one have in turn, all of which are on their way at once: as many as registers hold.
+template <class Element, bool kHasNorms>
+constexpr int kHeadsAtOnce = kHasNorms || sizeof(Element) == 4 ? 2 : 4;
 
-// Where a thread stands in a head.
-struct HeadLane {
-  int lanes, lane, slot;
-  __device__ __forceinline__ explicit HeadLane(int64_t head_dim)
-      : lanes(rotary_lanes(head_dim)),
-        lane(static_cast<int>(threadIdx.x) & (lanes - 1)),
-        slot(static_cast<int>(threadIdx.x) / lanes) {}
-  __device__ __forceinline__ int column() const { return lane * kPiece; }
-};
-
-// The sum over a head of what its lanes have, in all of them. All threads of a warp call it.
-__device__ __forceinline__ float sum_over_head(const float (&accumulators)[kPiece], int lanes) {
-  float sum = sum_of_eight(accumulators);
-  for (int h = lanes / 2; h >= 1; h /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, h);
-  return sum;
-}
-
-__device__ __forceinline__ float sum_of_head_products(const Eights& x1, const Eights& x2, const Eights& y1,
-                                                      const Eights& y2, int lanes) {
-  float accumulators[kPiece];
-#pragma unroll
-  for (int k = 0; k < kPiece; ++k) accumulators[k] = fma_(x2[k], y2[k], mul_(x1[k], y1[k]));
-  return sum_over_head(accumulators, lanes);
-}
-
-// Turns what was read into what is normalised, and returns the factor; zeros stay zeros.
-__device__ __forceinline__ float normalize_head(Eights& first, Eights& second, int64_t head_dim,
-                                                float epsilon, int lanes) {
-  const float sum = sum_of_head_products(first, second, first, second, lanes);
-  const float rstd = rstd_of(sum, static_cast<float>(head_dim), epsilon);
-#pragma unroll
-  for (int k = 0; k < kPiece; ++k) {
-    first[k] = mul_(first[k], rstd);
-    second[k] = mul_(second[k], rstd);
-  }
-  return rstd;
-}
-
-__device__ __forceinline__ void rotate_head(const RotaryForward& work, unsigned row, int column, float sign,
-                                            Eights& first, Eights& second) {
-  const unsigned place = row % static_cast<unsigned>(work.sequence);
-  const int64_t at = place * (work.head_dim / 2) + column;
-  float cosines[kPiece], sines[kPiece];
-  read_parameter_piece(work.cosines + at, cosines);
-  read_parameter_piece(work.sines + at, sines);
-#pragma unroll
-  for (int k = 0; k < kPiece; ++k) {
-    const RotatedPair pair = rotated(first[k], second[k], cosines[k], mul_(sign, sines[k]));
-    first[k] = pair.first;
-    second[k] = pair.second;
-  }
-}
-
-template <class Element>
-__device__ __forceinline__ void read_head(const void* memory, int64_t at, int64_t half, Eights& first,
-                                          Eights& second) {
-  const auto* head = static_cast<const Element*>(memory) + at;
-  const auto of_first = read_piece_once(head), of_second = read_piece_once(head + half);
-  unpack_piece(of_first, first);
-  unpack_piece(of_second, second);
-}
-
-template <class Element>
-__device__ __forceinline__ void write_head(const Eights& first, const Eights& second, int64_t at,
-                                           int64_t half, void* memory) {
-  auto* head = static_cast<Element*>(memory) + at;
-  write_piece(pack_piece<Element>(first), head);
-  write_piece(pack_piece<Element>(second), head + half);
-}
-
-template <class Parameter>
-__device__ __forceinline__ void read_weight(const void* weight, int column, int64_t half, Eights& first,
-                                            Eights& second) {
-  const auto* from = static_cast<const Parameter*>(weight) + column;
-  read_parameter_piece(from, first);
-  read_parameter_piece(from + half, second);
-}
-
-__device__ __forceinline__ void multiply(const Eights& x, Eights& to) {
-#pragma unroll
-  for (int k = 0; k < kPiece; ++k) to[k] = mul_(to[k], x[k]);
-}
-
-// A head for `lanes` threads: queries of a row, keys, and what is copied. `sign`: -1 turns back.
+// Heads that follow one another, for `lanes` threads; those of a row share its angles. `sign`: -1 turns back.
 template <class Element, class Parameter, bool kHasNorms>
-__global__ void __launch_bounds__(kRotaryThreads, kHasNorms ? 5 : 6)
+__global__ void __launch_bounds__(kRotaryThreads, 3)
     rotary_kernel(const __grid_constant__ RotaryForward work, const __grid_constant__ RotaryHeads copied,
                   unsigned heads_in_all, float sign) {
+  constexpr int kHeads = kHeadsAtOnce<Element, kHasNorms>;
   const HeadLane mine(work.head_dim);
   const int64_t half = work.head_dim / 2;
+  const int column = mine.column();
   const auto of_row = static_cast<unsigned>(work.q.heads + work.k.heads + copied.heads);
-  const unsigned number =
-      blockIdx.x * static_cast<unsigned>(kRotaryThreads / mine.lanes) + static_cast<unsigned>(mine.slot);
-  const bool is_there = number < heads_in_all && mine.column() < half;
-  const unsigned row = number / of_row, head = number % of_row;
-  const auto queries = static_cast<unsigned>(work.q.heads), keys = static_cast<unsigned>(work.k.heads);
-  const bool is_query = head < queries, is_copied = head >= queries + keys;
-  const RotaryHeads& kind = is_query ? work.q : is_copied ? copied : work.k;
-  const unsigned in_kind = is_query ? head : is_copied ? head - queries - keys : head - queries;
-  const int64_t first_channel = static_cast<int64_t>(in_kind) * work.head_dim + mine.column();
-  float first[kPiece] = {}, second[kPiece] = {};
-  if (is_there) read_head<Element>(kind.from, row * kind.from_stride + first_channel, half, first, second);
-  if constexpr (kHasNorms) {
-    float x1[kPiece], x2[kPiece];
+  const unsigned first_number = kHeads * (blockIdx.x * static_cast<unsigned>(kRotaryThreads / mine.lanes) +
+                                          static_cast<unsigned>(mine.slot));
+  const auto is_there = [&](int h) { return first_number + h < heads_in_all && column < half; };
+  HeadPieces<Element> pieces[kHeads];
+  CountedHead at(first_number, of_row);
 #pragma unroll
-    for (int k = 0; k < kPiece; ++k) {
-      x1[k] = first[k];
-      x2[k] = second[k];
-    }
-    normalize_head(x1, x2, work.head_dim, work.epsilon, mine.lanes);  // also where it is for nothing
-    if (is_there && kind.weight != nullptr) {
-      float weight1[kPiece], weight2[kPiece];
-      read_weight<Parameter>(kind.weight, mine.column(), half, weight1, weight2);
-      multiply(weight1, x1);
-      multiply(weight2, x2);
+  for (int h = 0; h < kHeads; ++h, at.advance(of_row)) {
+    const HeadOfKind head(work, copied, at.in_row);
+    pieces[h] = {};
+    if (!is_there(h)) continue;
+    pieces[h] =
+        read_head<Element>(head.kind->from, at.row * head.kind->from_stride + head.channel + column, half);
+  }
+
+  at = CountedHead(first_number, of_row);
+  HeadAngles angles = {};
+  unsigned row_of_angles = 0xFFFFFFFFu;
 #pragma unroll
-      for (int k = 0; k < kPiece; ++k) {
-        first[k] = x1[k];
-        second[k] = x2[k];
+  for (int h = 0; h < kHeads; ++h, at.advance(of_row)) {
+    const HeadOfKind head(work, copied, at.in_row);
+    float first[kLayerNormPiece], second[kLayerNormPiece];
+    unpack_head(pieces[h], first, second);
+    if constexpr (kHasNorms) {
+      float x1[kLayerNormPiece], x2[kLayerNormPiece];
+#pragma unroll
+      for (int k = 0; k < kLayerNormPiece; ++k) {
+        x1[k] = first[k];
+        x2[k] = second[k];
+      }
+      normalize_head(x1, x2, work.head_dim, work.epsilon, mine.lanes);  // also where it is for nothing
+      if (is_there(h) && head.kind->weight != nullptr) {
+        float weight1[kLayerNormPiece], weight2[kLayerNormPiece];
+        read_weight<Parameter>(head.kind->weight, column, half, weight1, weight2);
+        multiply(weight1, x1);
+        multiply(weight2, x2);
+#pragma unroll
+        for (int k = 0; k < kLayerNormPiece; ++k) {
+          first[k] = x1[k];
+          second[k] = x2[k];
+        }
       }
     }
+    if (!is_there(h)) continue;
+    if (work.cosines != nullptr && !head.is_copied) {
+      if (at.row != row_of_angles) angles = angles_at(work, at.row, column);
+      row_of_angles = at.row;
+      rotate_head(angles, sign, first, second);
+    }
+    write_head<Element>(first, second, at.row * head.kind->to_stride + head.channel + column, half,
+                        head.kind->to);
   }
-  if (!is_there) return;
-  if (work.cosines != nullptr && !is_copied) {
-    rotate_head(work, row, mine.column(), sign, first, second);
-  }
-  write_head<Element>(first, second, row * kind.to_stride + first_channel, half, kind.to);
 }
 
 // One kind of heads in a part, backward through rotation and norm.
@@ -149,7 +83,7 @@ __device__ __forceinline__ void norm_backward_of_part(const RotaryBackward& work
   const int64_t half = work.head_dim / 2;
   const int slots = kRotaryThreads / mine.lanes, column = mine.column();
   const bool has_channels = column < half;
-  float dweight1[kPiece] = {}, dweight2[kPiece] = {};
+  float dweight1[kLayerNormPiece] = {}, dweight2[kLayerNormPiece] = {};
   const auto heads = static_cast<unsigned>(kind.heads), count = static_cast<unsigned>(end - begin) * heads;
   // All threads of a warp meet in the sums.
   for (unsigned base = 0; base < count; base += static_cast<unsigned>(slots)) {
@@ -157,22 +91,25 @@ __device__ __forceinline__ void norm_backward_of_part(const RotaryBackward& work
     const bool is_there = number < count && has_channels;
     const auto row = static_cast<unsigned>(begin) + number / heads;
     const int64_t first_channel = static_cast<int64_t>(number % heads) * work.head_dim + column;
-    float g1[kPiece] = {}, g2[kPiece] = {}, n1[kPiece] = {}, n2[kPiece] = {};
+    float g1[kLayerNormPiece] = {}, g2[kLayerNormPiece] = {}, n1[kLayerNormPiece] = {},
+          n2[kLayerNormPiece] = {};
     if (is_there) {
-      read_head<Element>(kind.from, row * kind.from_stride + first_channel, half, g1, g2);
-      read_head<Element>(read, row * read_stride + first_channel, half, n1, n2);
-      if (work.cosines != nullptr) rotate_head(work, row, column, -1.0f, g1, g2);
+      const auto of_gradient = read_head<Element>(kind.from, row * kind.from_stride + first_channel, half);
+      const auto of_read = read_head<Element>(read, row * read_stride + first_channel, half);
+      unpack_head(of_gradient, g1, g2);
+      unpack_head(of_read, n1, n2);
+      if (work.cosines != nullptr) rotate_head(angles_at(work, row, column), -1.0f, g1, g2);
     }
     const float rstd = normalize_head(n1, n2, work.head_dim, work.epsilon, mine.lanes);
     if (is_there) {
 #pragma unroll
-      for (int k = 0; k < kPiece; ++k) {
+      for (int k = 0; k < kLayerNormPiece; ++k) {
         dweight1[k] = fma_(g1[k], n1[k], dweight1[k]);
         dweight2[k] = fma_(g2[k], n2[k], dweight2[k]);
       }
     }
     if (has_channels) {  // read for each head again: registers are what this kernel lacks
-      float weight1[kPiece], weight2[kPiece];
+      float weight1[kLayerNormPiece], weight2[kLayerNormPiece];
       read_weight<Parameter>(kind.weight, column, half, weight1, weight2);
       multiply(weight1, g1);
       multiply(weight2, g2);
@@ -181,7 +118,7 @@ __device__ __forceinline__ void norm_backward_of_part(const RotaryBackward& work
         div_(sum_of_head_products(g1, g2, n1, n2, mine.lanes), static_cast<float>(work.head_dim));
     if (!is_there) continue;
 #pragma unroll
-    for (int k = 0; k < kPiece; ++k) {
+    for (int k = 0; k < kLayerNormPiece; ++k) {
       g1[k] = layer_norm_gradient(g1[k], n1[k], rstd, 0.0f, mean_product, 0.0f);
       g2[k] = layer_norm_gradient(g2[k], n2[k], rstd, 0.0f, mean_product, 0.0f);
     }
@@ -194,7 +131,7 @@ __device__ __forceinline__ void norm_backward_of_part(const RotaryBackward& work
   __syncthreads();
   if (has_channels) {
 #pragma unroll
-    for (int k = 0; k < kPiece; ++k) {
+    for (int k = 0; k < kLayerNormPiece; ++k) {
       sums[mine.slot * channels + column + k] = dweight1[k];
       sums[mine.slot * channels + static_cast<int>(half) + column + k] = dweight2[k];
     }
@@ -221,9 +158,9 @@ __device__ __forceinline__ void turn_back_part(const RotaryBackward& work, const
        number += static_cast<unsigned>(kRotaryThreads / mine.lanes)) {
     const auto row = static_cast<unsigned>(begin) + number / heads;
     const int64_t first_channel = static_cast<int64_t>(number % heads) * work.head_dim + mine.column();
-    float first[kPiece], second[kPiece];
-    read_head<Element>(kind.from, row * kind.from_stride + first_channel, half, first, second);
-    if (is_rotated) rotate_head(work, row, mine.column(), -1.0f, first, second);
+    float first[kLayerNormPiece], second[kLayerNormPiece];
+    unpack_head(read_head<Element>(kind.from, row * kind.from_stride + first_channel, half), first, second);
+    if (is_rotated) rotate_head(angles_at(work, row, mine.column()), -1.0f, first, second);
     write_head<Element>(first, second, row * kind.to_stride + first_channel, half, kind.to);
   }
 }
@@ -232,7 +169,7 @@ __device__ __forceinline__ void turn_back_part(const RotaryBackward& work, const
 template <class Element, class Parameter>
 __global__ void __launch_bounds__(kRotaryThreads, 3)
     rotary_norm_backward_kernel(const __grid_constant__ RotaryBackward work, int64_t part_rows) {
-  __shared__ float sums[kRotaryThreads * 2 * kPiece];
+  __shared__ float sums[kRotaryThreads * 2 * kLayerNormPiece];
   const int64_t begin = blockIdx.x * part_rows,
                 end = begin + part_rows < work.rows ? begin + part_rows : work.rows;
   const auto partial = [&](int which) {
@@ -257,18 +194,18 @@ __global__ void __launch_bounds__(kRotaryThreads, 3)
 }
 
 void check_heads_on_gpu(const RotaryHeads& heads) {
-  require(heads.from_stride % kPiece == 0 && heads.to_stride % kPiece == 0,
-          "the rotation of heads on a GPU needs rows that begin at multiples of ", kPiece, " elements, not ",
-          heads.from_stride, " and ", heads.to_stride, " apart; copy the matrix");
+  require(heads.from_stride % kLayerNormPiece == 0 && heads.to_stride % kLayerNormPiece == 0,
+          "the rotation of heads on a GPU needs rows that begin at multiples of ", kLayerNormPiece,
+          " elements, not ", heads.from_stride, " and ", heads.to_stride, " apart; copy the matrix");
   require(
       is_aligned(heads.from) && is_aligned(heads.to) && is_aligned(heads.weight),
       "the rotation of heads on a GPU needs memory that begins at a multiple of 16 bytes; copy the tensor");
 }
 
 void check_on_gpu(const RotaryForward& work, int64_t heads_of_row) {
-  require(work.head_dim % (2 * kPiece) == 0,
-          "the rotation of heads on a GPU needs channels that are a multiple of ", 2 * kPiece, ", not ",
-          work.head_dim, "; pad the heads or use the CPU");
+  require(work.head_dim % (2 * kLayerNormPiece) == 0,
+          "the rotation of heads on a GPU needs channels that are a multiple of ", 2 * kLayerNormPiece,
+          ", not ", work.head_dim, "; pad the heads or use the CPU");
   require(work.rows * heads_of_row < (int64_t{1} << 31),
           "the rotation of heads has more than 2^31 heads in one pass; split the batch");
   require(
@@ -284,16 +221,23 @@ void with_rotary_types(const RotaryForward& work, const Visit& visit) {
                         [&](auto, auto element, auto parameter) { visit(element, parameter); });
 }
 
+template <class Element, class Parameter, bool kHasNorms>
+void launch_rotary_of(const RotaryForward& work, const RotaryHeads& copied, int64_t heads, float sign,
+                      cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(
+      ceil_divide(heads, kHeadsAtOnce<Element, kHasNorms> * rotary_slots(work.head_dim)));
+  rotary_kernel<Element, Parameter, kHasNorms>
+      <<<blocks, kRotaryThreads, 0, stream>>>(work, copied, static_cast<unsigned>(heads), sign);
+}
+
 void launch_rotary(const RotaryForward& work, const RotaryHeads& copied, float sign, cudaStream_t stream) {
   const int64_t heads = work.rows * (work.q.heads + work.k.heads + copied.heads);
   if (heads == 0) return;
-  const auto blocks = static_cast<unsigned>(ceil_divide(heads, rotary_slots(work.head_dim)));
   const bool has_norms = work.q.weight != nullptr || work.k.weight != nullptr;
   with_rotary_types(work, [&](auto element, auto parameter) {
     using Element = decltype(element);
-    const auto kernel =
-        has_norms ? rotary_kernel<Element, decltype(parameter), true> : rotary_kernel<Element, float, false>;
-    kernel<<<blocks, kRotaryThreads, 0, stream>>>(work, copied, static_cast<unsigned>(heads), sign);
+    has_norms ? launch_rotary_of<Element, decltype(parameter), true>(work, copied, heads, sign, stream)
+              : launch_rotary_of<Element, float, false>(work, copied, heads, sign, stream);
   });
   check_launch("the rotation of heads");
 }
@@ -313,8 +257,8 @@ void rotary_backward_cuda(const RotaryBackward& work, Stream stream) {
   const auto on = static_cast<cudaStream_t>(stream);
   if (work.q.weight == nullptr && work.k.weight == nullptr) return launch_rotary(work, work.v, -1.0f, on);
   require(
-      work.q_read_stride % kPiece == 0 && work.k_read_stride % kPiece == 0 && is_aligned(work.q_read) &&
-          is_aligned(work.k_read),
+      work.q_read_stride % kLayerNormPiece == 0 && work.k_read_stride % kLayerNormPiece == 0 &&
+          is_aligned(work.q_read) && is_aligned(work.k_read),
       "norms of heads on a GPU need what they have normalised in rows that begin at multiples of 16 bytes; "
       "copy the matrix");
   const int64_t parts = rotary_parts(work.rows);
