@@ -32,6 +32,7 @@
 #include <pacer/kernels/math/rotary.h>
 #include <pacer/kernels/math/schedule_free.h>
 #include <pacer/kernels/math/sgd.h>
+#include <pacer/kernels/math/weight_correction.h>
 #include <pacer/kernels/muon.h>
 #include <pacer/kernels/muon_8bit.h>
 #include <pacer/kernels/nf4.h>

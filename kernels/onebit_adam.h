@@ -24,7 +24,7 @@ struct OneBitAdamTensor {
   const void* gradient = nullptr;          // of the parameter's dtype; null counts as zero
   int64_t begin = 0;                       // of its elements in the buffer
   int64_t scalars = 0;                     // index into the scalars
-  AdamStorage storage = AdamStorage::f32;  // or bf16_master, f16_master, bf16_remainder
+  AdamStorage storage = AdamStorage::f32;  // or 16 bits with a master copy, a remainder or a correction
   VarianceRefresh refresh;
   float largest = std::numeric_limits<float>::infinity();  // as largest_direction says
 };

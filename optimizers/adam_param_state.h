@@ -57,7 +57,8 @@ class FusedAdamStateFields : public torch::optim::OptimizerParamState {
   TORCH_ARG(torch::Tensor, exp_avg);
   TORCH_ARG(torch::Tensor, exp_avg_sq);
   TORCH_ARG(torch::Tensor, max_exp_avg_sq);
-  // MasterWeights::fp32: the fp32 copy. MasterWeights::remainder: its 16 low bits, as int16. Else undefined.
+  // MasterWeights::fp32: the fp32 copy. MasterWeights::remainder: its 16 low bits, as int16. MasterWeights::remainder_8:
+  // int8, how many 127ths of half the spacing of bf16 numbers it lies above the parameter. Else undefined.
   TORCH_ARG(torch::Tensor, master);
   TORCH_ARG(torch::Tensor, remainder);
   // OneBitLamb: two fp64 numbers, the mean of the trust ratios so far and how many there were; once the

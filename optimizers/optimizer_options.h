@@ -20,10 +20,11 @@ namespace pacer {
 // How a 16-bit parameter keeps the digits its own dtype cannot hold. fp32 and fp64 parameters need none of
 // this.
 enum class MasterWeights {
-  automatic,  // remainder for bf16, fp32 for fp16
-  fp32,       // an fp32 copy, 4 bytes per parameter
-  remainder,  // bf16 only: the 16 low bits of the fp32 value, 2 bytes per parameter, as exact as fp32
-  none,       // bf16 only: no copy; see Rounding
+  automatic,    // remainder for bf16, fp32 for fp16
+  fp32,         // an fp32 copy, 4 bytes per parameter
+  remainder,    // bf16 only: the 16 low bits of the fp32 value, 2 bytes per parameter, as exact as fp32
+  none,         // bf16 only: no copy; see Rounding
+  remainder_8,  // bf16 only: an int8 correction, 1 byte per parameter; the value is kept to 2^-15 of itself
 };
 
 // How a bf16 parameter without master weights is rounded after an update.

@@ -11,7 +11,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/optimizer_view.h>
-#include <pacer/optimizers/detail/state_memory.h>
+#include <pacer/optimizers/detail/remainder_values.h>
 
 namespace pacer {
 namespace {

@@ -20,6 +20,8 @@ const WorkFacts& facts_of(Work work) {
       {Work::fp32_8bit, "fp32-8bit", "AdamW, fp32, moments in 8 bits", 16.25, 60, at::kFloat, 5e-2},
       {Work::bf16_remainder_8bit, "bf16-remainder-8bit", "AdamW, bf16 + 16-bit remainder, moments in 8 bits",
        14.25, 64, at::kBFloat16, 5e-2},
+      {Work::bf16_24_8bit, "bf16-24-8bit", "AdamW, bf16 + 8-bit correction, moments in 8 bits", 12.25, 64,
+       at::kBFloat16, 5e-2},
       {Work::sgd, "sgd", "SGD with momentum, fp32", 20, 44, at::kFloat, 1e-5},
       {Work::rmsprop, "rmsprop", "RMSprop with momentum, fp32", 28, 48, at::kFloat, 1e-5},
   };
@@ -36,15 +38,16 @@ std::vector<Case> all_cases() {
 
   for (const Work work : {Work::fp32, Work::fp32_checked, Work::norm, Work::bf16_remainder, Work::bf16_master,
                           Work::bf16_stochastic, Work::bf16, Work::fp64, Work::lamb, Work::fp32_8bit,
-                          Work::bf16_remainder_8bit, Work::sgd, Work::rmsprop}) {
+                          Work::bf16_remainder_8bit, Work::bf16_24_8bit, Work::sgd, Work::rmsprop}) {
     add(Device::cpu, gpt2, work, work == Work::fp32 || work == Work::norm);
   }
   add(Device::cpu, many_small, Work::fp32, true);
 
   for (const auto model : {gpt2, bert_large, gpt2_xl, one_tensor}) {
-    for (const Work work : {Work::fp32, Work::bf16, Work::bf16_master, Work::bf16_remainder,
-                            Work::bf16_stochastic, Work::fp32_checked, Work::norm, Work::lamb,
-                            Work::fp32_8bit, Work::bf16_remainder_8bit, Work::sgd, Work::rmsprop}) {
+    for (const Work work :
+         {Work::fp32, Work::bf16, Work::bf16_master, Work::bf16_remainder, Work::bf16_stochastic,
+          Work::fp32_checked, Work::norm, Work::lamb, Work::fp32_8bit, Work::bf16_remainder_8bit,
+          Work::bf16_24_8bit, Work::sgd, Work::rmsprop}) {
       add(Device::cuda, model, work, model == gpt2);
     }
   }

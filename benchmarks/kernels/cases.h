@@ -25,8 +25,9 @@ enum class Work {
   lamb,       // fp32
   fp32_8bit,  // moments in 8 bits
   bf16_remainder_8bit,
-  sgd,      // with momentum, fp32
-  rmsprop,  // with momentum, fp32
+  bf16_24_8bit,  // the same with corrections of 8 bits
+  sgd,           // with momentum, fp32
+  rmsprop,       // with momentum, fp32
 };
 
 struct WorkFacts {

@@ -33,6 +33,8 @@ pacer::FusedAdamWOptions pacer_options(Work work) {
       return options.state_bits(8);
     case Work::bf16_remainder_8bit:
       return options.state_bits(8).master_weights(pacer::MasterWeights::remainder);
+    case Work::bf16_24_8bit:
+      return options.state_bits(8).master_weights(pacer::MasterWeights::remainder_8);
     case Work::bf16_remainder:
       return options.master_weights(pacer::MasterWeights::remainder);
     case Work::bf16_stochastic:
@@ -135,6 +137,7 @@ std::vector<ContenderPlan> contender_plans(Work work, Device device) {
     case Work::bf16_master:
     case Work::bf16_remainder:
     case Work::bf16_remainder_8bit:
+    case Work::bf16_24_8bit:
     case Work::bf16_stochastic:
       add("upcast+fused+copy",
           "at::_foreach_copy_ of the bf16 gradients to fp32, at::_foreach_add_, at::_fused_adamw_ on fp32 "

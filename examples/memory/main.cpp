@@ -24,6 +24,7 @@ struct Kind {
 const std::vector<std::pair<std::string, Kind>> kKinds = {
     {"fp32", {at::kFloat, pacer::MasterWeights::automatic}},
     {"bf16", {at::kBFloat16, pacer::MasterWeights::remainder}},
+    {"bf16-24", {at::kBFloat16, pacer::MasterWeights::remainder_8}},
     {"bf16-master", {at::kBFloat16, pacer::MasterWeights::fp32}},
     {"bf16-only", {at::kBFloat16, pacer::MasterWeights::none}},
     {"fp16", {at::kHalf, pacer::MasterWeights::fp32}}};
@@ -44,9 +45,12 @@ int run(int argument_count, char** arguments) {
        "trained elements, 7e9 for example")                                                      //
       ("ranks", po::value<int64_t>()->value_name("W")->default_value(8), "that train together")  //
       ("dtype",
-       po::value<std::string>()->value_name("fp32|bf16|bf16-master|bf16-only|fp16")->default_value("bf16"),
-       "of weights and gradients; bf16 has 16-bit remainders, bf16-master and fp16 have fp32 copies")  //
-      ("state-bits", po::value<int64_t>()->value_name("32|8")->default_value(32), "of the moments")    //
+       po::value<std::string>()
+           ->value_name("fp32|bf16|bf16-24|bf16-master|bf16-only|fp16")
+           ->default_value("bf16"),
+       "of weights and gradients; bf16 has 16-bit remainders, bf16-24 has 8-bit ones, bf16-master and fp16 "
+       "have fp32 copies")                                                                           //
+      ("state-bits", po::value<int64_t>()->value_name("32|8")->default_value(32), "of the moments")  //
       ("orthogonalized", po::value<double>()->value_name("N")->default_value(0, "0"),
        "of the elements that are in matrices of Muon, with one moment instead of two")  //
       ("largest-released", po::value<double>()->value_name("N")->default_value(0, "0"),

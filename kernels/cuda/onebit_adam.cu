@@ -30,6 +30,7 @@ __device__ __forceinline__ void load_gradient_of(AdamStorage storage, const void
       return load_gradient<Float16>(gradient, first, real, values);
     case AdamStorage::bf16_master:
     case AdamStorage::bf16_remainder:
+    case AdamStorage::bf16_correction:
       return load_gradient<BFloat16>(gradient, first, real, values);
     default:
       return load_gradient<float>(gradient, first, real, values);

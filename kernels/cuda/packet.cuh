@@ -38,12 +38,12 @@ template <class T, int N>
 __device__ __forceinline__ void copy_packet_async(const T* global, T (&shared)[N]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   constexpr int kBytes = static_cast<int>(kPacketAlignment<T, N>);
-  static_assert(sizeof(shared) == kBytes && (kBytes == 8 || kBytes == 16));
+  static_assert(sizeof(shared) == kBytes && (kBytes == 4 || kBytes == 8 || kBytes == 16));
   const auto to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(global), "n"(kBytes) : "memory");
   }
 #else
   load_packet(global, shared);

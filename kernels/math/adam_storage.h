@@ -9,27 +9,29 @@
 #include <pacer/core/philox.h>
 #include <pacer/kernels/math/adam.h>
 #include <pacer/kernels/math/half_types.h>
+#include <pacer/kernels/math/weight_correction.h>
 
 namespace pacer::kernels {
 
-// Bytes moved per parameter (each stream once): f64 56, f32 28, *_master 30, bf16_remainder 26, bf16 14,
-// bf16_stochastic 22; amsgrad adds one state read and written.
+// Bytes moved per parameter (each stream once): f64 56, f32 28, *_master 30, bf16_remainder 26,
+// bf16_correction 24, bf16 14, bf16_stochastic 22; amsgrad adds one state read and written.
 enum class AdamStorage : uint32_t {
   f64,              // everything fp64
   f32,              // everything fp32
   bf16_master,      // bf16 parameter and gradient, fp32 master copy and moments
   f16_master,       // fp16 parameter and gradient, fp32 master copy and moments
   bf16_remainder,   // bf16 parameter and gradient, 16 more bits of the master value, fp32 moments
+  bf16_correction,  // bf16 parameter and gradient, 8 more bits of the master value, fp32 moments
   bf16,             // everything bf16, rounded to nearest
   bf16_stochastic,  // bf16 parameter (stochastic rounding) and gradient, fp32 moments
 };
-constexpr int kAdamStorages = 7;
+constexpr int kAdamStorages = 8;
 
 // A master copy that does not exist.
 struct Nothing {};
 
-// Param: parameter and gradient in memory; State: moments in memory; Extra: master copy or remainder in
-// memory.
+// Param: parameter and gradient in memory; State: moments in memory; Extra: master copy, remainder or correction
+// in memory.
 template <class RealType, class ParamType, class StateType, class ExtraType>
 struct StorageTypes {
   using Real = RealType;
@@ -52,6 +54,8 @@ struct StorageOf<AdamStorage::f16_master> : StorageTypes<float, Float16, float, 
 template <>
 struct StorageOf<AdamStorage::bf16_remainder> : StorageTypes<float, BFloat16, float, uint16_t> {};
 template <>
+struct StorageOf<AdamStorage::bf16_correction> : StorageTypes<float, BFloat16, float, int8_t> {};
+template <>
 struct StorageOf<AdamStorage::bf16> : StorageTypes<float, BFloat16, BFloat16, Nothing> {};
 template <>
 struct StorageOf<AdamStorage::bf16_stochastic> : StorageTypes<float, BFloat16, float, Nothing> {};
@@ -71,6 +75,8 @@ auto with_storage(AdamStorage storage, const Visit& visit) {
       return visit(std::integral_constant<AdamStorage, AdamStorage::f16_master>{});
     case AdamStorage::bf16_remainder:
       return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
+    case AdamStorage::bf16_correction:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_correction>{});
     case AdamStorage::bf16:
       return visit(std::integral_constant<AdamStorage, AdamStorage::bf16>{});
     case AdamStorage::bf16_stochastic:
@@ -79,8 +85,8 @@ auto with_storage(AdamStorage storage, const Visit& visit) {
   return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_stochastic>{});
 }
 
-// The same for a dtype set whose momentum can be compressed: fp32, or 16 bits with a master copy or
-// remainder.
+// The same for a dtype set whose momentum can be compressed: fp32, or 16 bits with a master copy, a remainder or a
+// correction.
 template <class Visit>
 auto with_compressible(AdamStorage storage, const Visit& visit) {
   switch (storage) {
@@ -90,6 +96,8 @@ auto with_compressible(AdamStorage storage, const Visit& visit) {
       return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_master>{});
     case AdamStorage::bf16_remainder:
       return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_remainder>{});
+    case AdamStorage::bf16_correction:
+      return visit(std::integral_constant<AdamStorage, AdamStorage::bf16_correction>{});
     default:
       return visit(std::integral_constant<AdamStorage, AdamStorage::f32>{});
   }
@@ -128,6 +136,8 @@ template <AdamStorage kStorage>
 PACER_HOST_DEVICE typename StorageOf<kStorage>::Real load_parameter(const StoredElement<kStorage>& stored) {
   if constexpr (kStorage == AdamStorage::bf16_remainder) {
     return join(stored.parameter, stored.extra);
+  } else if constexpr (kStorage == AdamStorage::bf16_correction) {
+    return join_24(stored.parameter, stored.extra);
   } else if constexpr (StorageOf<kStorage>::kHasExtra) {
     typename StorageOf<kStorage>::Param rounded;
     store(stored.extra, rounded);
@@ -145,6 +155,10 @@ PACER_HOST_DEVICE void store_parameter(typename StorageOf<kStorage>::Real value,
     const BFloat16AndRemainder both = split(value);
     stored.parameter = both.rounded;
     stored.extra = both.remainder;
+  } else if constexpr (kStorage == AdamStorage::bf16_correction) {
+    const BFloat16AndCorrection both = split_24(value);
+    stored.parameter = both.rounded;
+    stored.extra = both.correction;
   } else if constexpr (kStorage == AdamStorage::bf16_stochastic) {
     stored.parameter = to_bfloat16_stochastic(value, random16);
   } else {

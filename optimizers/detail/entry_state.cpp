@@ -10,6 +10,7 @@
 #include <pacer/core/error.h>
 #include <pacer/core/tile.h>
 #include <pacer/optimizers/detail/moment_codes.h>
+#include <pacer/optimizers/detail/remainder_values.h>
 #include <pacer/optimizers/detail/state_memory.h>
 
 namespace pacer::detail {
@@ -24,6 +25,7 @@ template <class Element>
 constexpr at::ScalarType kDtypeOf = std::is_same_v<Element, double>              ? at::kDouble
                                     : std::is_same_v<Element, kernels::BFloat16> ? at::kBFloat16
                                     : std::is_same_v<Element, uint16_t>          ? at::kShort
+                                    : std::is_same_v<Element, int8_t>            ? at::kChar
                                                                                  : at::kFloat;
 
 // One arena for all entries of a call; each gets a view in its own layout.
@@ -49,6 +51,47 @@ class DeviceArenas final : public StateMemory {
   }
 };
 
+void write_parameter(ParameterEntry& entry, const at::Tensor& values) {
+  entry.memory.copy_(values);
+  if (entry.dense_parameter.defined()) entry.parameter.copy_(entry.dense_parameter);
+}
+
+// A new master copy: from the remainder where there is one, else from the parameter.
+void fill_master(ParameterEntry& entry) {
+  const at::Tensor& remainder = entry.state->remainder();
+  at::Tensor& master = entry.state->master();
+  if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
+    master.copy_(joined_value(entry.memory, remainder.to(entry.parameter.device())));
+    // A master copy is rounded to nearest even, a remainder of 16 bits half away from zero.
+    write_parameter(entry, master);
+  } else {
+    master.copy_(entry.memory);
+  }
+}
+
+// Keeps an fp32 value in parameter and remainder: exactly in 16 bits, rounded in 8.
+void fill_remainder(ParameterEntry& entry, const at::Tensor& value) {
+  at::Tensor& remainder = entry.state->remainder();
+  const SplitValue parts = split_value(value, remainder.scalar_type());
+  remainder.copy_(parts.remainder);
+  write_parameter(entry, parts.rounded);
+}
+
+// A new remainder: of a former master copy, where there is one.
+void fill_remainder(ParameterEntry& entry) {
+  if (!entry.state->master().defined()) return;
+  fill_remainder(entry, entry.state->master().to(entry.parameter.device()).to(at::kFloat).contiguous());
+}
+
+// A remainder of the other width, from the value that the former one stands for.
+void change_remainder(ParameterEntry& entry, at::ScalarType dtype, const StateField& field,
+                      StateMemory& memory) {
+  at::Tensor& remainder = entry.state->remainder();
+  const at::Tensor value = joined_value(entry.memory, remainder.to(entry.parameter.device()));
+  remainder = memory.make({&entry}, field, dtype).front();
+  fill_remainder(entry, value);
+}
+
 // Creates the field where missing (zeros), converts it where it does not fit. Returns the entries it created.
 std::vector<ParameterEntry*> prepare_field(std::vector<ParameterEntry>& entries, const StateField& field,
                                            StateMemory& memory) {
@@ -61,10 +104,12 @@ std::vector<ParameterEntry*> prepare_field(std::vector<ParameterEntry>& entries,
     if (!tensor.defined()) {
       missing[*dtype].push_back(&entry);
       created.push_back(&entry);
-    } else if (are_codes(tensor)) {
+    } else if (is_coded(field.kind) && are_codes(tensor)) {
       continue;  // decode_unfit has left what fits
     } else if (is_coded(field.kind) && entry.state_bits == 8) {
       encode_field(entry, field, memory);
+    } else if (field.kind == StateKind::remainder && tensor.scalar_type() != *dtype) {
+      change_remainder(entry, *dtype, field, memory);
     } else if (tensor.scalar_type() != *dtype || !memory.may_stay(entry, tensor) ||
                !same_layout(tensor, entry.memory)) {
       const at::Tensor converted = memory.make({&entry}, field, *dtype).front();
@@ -77,34 +122,6 @@ std::vector<ParameterEntry*> prepare_field(std::vector<ParameterEntry>& entries,
     for (size_t i = 0; i < group.size(); ++i) (group[i]->state->*field.get)() = made[i];
   }
   return created;
-}
-
-void write_parameter(ParameterEntry& entry, const at::Tensor& values) {
-  entry.memory.copy_(values);
-  if (entry.dense_parameter.defined()) entry.parameter.copy_(entry.dense_parameter);
-}
-
-// A new master copy: from the remainder where there is one, else from the parameter.
-void fill_master(ParameterEntry& entry) {
-  const at::Tensor& remainder = entry.state->remainder();
-  at::Tensor& master = entry.state->master();
-  if (remainder.defined() && entry.parameter.scalar_type() == at::kBFloat16) {
-    master.copy_(joined_value(entry.memory, remainder.to(entry.parameter.device())));
-    write_parameter(entry,
-                    master);  // a master copy is rounded to nearest even, a remainder half away from zero
-  } else {
-    master.copy_(entry.memory);
-  }
-}
-
-// The new remainder keeps the fp32 value of a former master copy exactly.
-void fill_remainder(ParameterEntry& entry) {
-  if (!entry.state->master().defined()) return;
-  const at::Tensor master = entry.state->master().to(entry.parameter.device()).to(at::kFloat).contiguous();
-  const at::Tensor bits = master.view(at::kInt);
-  const at::Tensor rounded = bits.add(0x8000).bitwise_right_shift(16).to(at::kShort).view(at::kBFloat16);
-  entry.state->remainder().copy_(bits.bitwise_and(0xFFFF).masked_fill(master.isnan(), 0));
-  write_parameter(entry, at::where(master.isnan(), master.to(at::kBFloat16), rounded));
 }
 
 // A field that is not elementwise: zeros where they are missing, on the parameter's device.
@@ -130,12 +147,6 @@ std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateF
   if (entry.is_compressed && field.get == kStateFields[0].get)
     return std::nullopt;  // the momentum lies elsewhere
   return field_dtype(field.kind, entry.storage, settings);
-}
-
-at::Tensor joined_value(const at::Tensor& rounded, const at::Tensor& remainder) {
-  const at::Tensor high = rounded.view(at::kShort).to(at::kInt).bitwise_left_shift(16);
-  const at::Tensor was_written = rounded.eq(0).logical_and(remainder.lt(0));
-  return high.add(remainder.to(at::kInt).masked_fill(was_written, 0)).view(at::kFloat);
 }
 
 void check_average(const kernels::AverageWeights& average, const std::string& what) {
@@ -165,7 +176,7 @@ std::optional<at::ScalarType> field_dtype(StateKind kind, AdamStorage storage,
       case StateKind::master:
         return where(Types::kHasExtra && kOfExtra == at::kFloat, kOfExtra);
       case StateKind::remainder:
-        return where(Types::kHasExtra && kOfExtra == at::kShort, kOfExtra);
+        return where(is_remainder_dtype(kOfExtra), kOfExtra);
       case StateKind::row_moment:
         return where(settings.muon && settings.muon->normalizes_rows, kDtypeOf<typename Types::Real>);
       case StateKind::moment_scale:

@@ -12,6 +12,7 @@
 #include <pacer/optimizers/detail/onebit_errors.h>
 #include <pacer/optimizers/detail/option_fields.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/remainder_values.h>
 #include <pacer/optimizers/detail/saved_by.h>
 #include <pacer/optimizers/detail/state_fields.h>
 
@@ -77,9 +78,12 @@ void import_tensors(const RegisteredParameter& registered, const ParameterRange*
       continue;
     }
     const std::vector<int64_t> sizes = field_sizes(field.kind, parameter.sizes());
-    require(tensor.scalar_type() == *dtype && tensor.sizes() == sizes, "\"", key,
-            "\" of the state to load is ", tensor.scalar_type(), " of shape ", tensor.sizes(),
-            ", but parameter ", InMessage{name}, " needs ", *dtype, " of shape ", at::IntArrayRef(sizes));
+    // The next step converts a remainder of the other width.
+    const bool is_known = tensor.scalar_type() == *dtype ||
+                          (field.kind == StateKind::remainder && is_remainder_dtype(tensor.scalar_type()));
+    require(is_known && tensor.sizes() == sizes, "\"", key, "\" of the state to load is ",
+            tensor.scalar_type(), " of shape ", tensor.sizes(), ", but parameter ", InMessage{name},
+            " needs ", *dtype, " of shape ", at::IntArrayRef(sizes));
     const bool is_cut = range != nullptr && is_elementwise(field.kind);
     const at::Tensor own = is_cut ? cut_to_range(tensor, parameter, *range, name) : tensor;
     (state.*field.get)() = own.to(device);

@@ -46,7 +46,9 @@ std::string optimizer_of(const Options& options) {
 }
 
 // The names of the enumerators, in their order.
-inline std::vector<std::string> choices(MasterWeights) { return {"automatic", "fp32", "remainder", "none"}; }
+inline std::vector<std::string> choices(MasterWeights) {
+  return {"automatic", "fp32", "remainder", "none", "remainder_8"};
+}
 inline std::vector<std::string> choices(Rounding) { return {"nearest", "stochastic"}; }
 inline std::vector<std::string> choices(ScaleNorm) { return {"rms", "l1"}; }
 inline std::vector<std::string> choices(MuonAdjustment) { return {"match_rms_adamw", "original"}; }

@@ -142,6 +142,7 @@ kernels::AdamStorage storage_for(at::ScalarType dtype, MasterWeights master_weig
     return AdamStorage::f16_master;
   }
   if (master_weights == MasterWeights::fp32) return AdamStorage::bf16_master;
+  if (master_weights == MasterWeights::remainder_8) return AdamStorage::bf16_correction;
   if (master_weights != MasterWeights::none) return AdamStorage::bf16_remainder;
   return rounding == Rounding::stochastic ? AdamStorage::bf16_stochastic : AdamStorage::bf16;
 }

@@ -7,6 +7,7 @@
 
 #include <pacer/core/error.h>
 #include <pacer/optimizers/detail/parameter_check.h>
+#include <pacer/optimizers/detail/remainder_values.h>
 
 namespace pacer::detail {
 namespace {
@@ -87,12 +88,12 @@ void check_state(const FusedAdamStateFields& state, at::IntArrayRef parameter, s
       continue;
     }
     const bool integer = field.kind == StateKind::remainder;
-    const bool right_kind = integer                ? tensor.scalar_type() == at::kShort
+    const bool right_kind = integer                ? is_remainder_dtype(tensor.scalar_type())
                             : is_scale(field.kind) ? tensor.scalar_type() == at::kHalf
                                                    : tensor.is_floating_point();
     require(right_kind && tensor.layout() == at::kStrided, "the state of parameter ", InMessage{name, sizes},
             " has ", field.name, " of dtype ", tensor.scalar_type(), " and layout ", tensor.layout(),
-            "; it must be ", integer ? "int16" : "floating point", " and dense");
+            "; it must be ", integer ? "int16 or int8" : "floating point", " and dense");
   }
 }
 

@@ -20,7 +20,7 @@ enum class StateKind {
   second_moment,        // the same, where the rule has one
   max_moment,           // the same, with amsgrad only
   master,               // of the parameter's shape, fp32
-  remainder,            // of the parameter's shape, int16
+  remainder,            // of the parameter's shape, int16, or int8 where it is a correction
   trust_average,        // two fp64 numbers
   row_moment,           // a number for each row, fp32, or fp64 for fp64 parameters
   moment_scale,         // fp16, a number for each group of codes, where moments are in 8 bits

@@ -24,10 +24,6 @@ void prepare_state(std::vector<ParameterEntry>& entries, StateMemory& memory);
 // The same with new ones in common arenas on the device of each parameter.
 void prepare_state(std::vector<ParameterEntry>& entries);
 
-// Returns the fp32 value whose rounded half and remainder are given, as kernels' join: a zero that somebody else
-// wrote is zero, whatever its remainder.
-at::Tensor joined_value(const at::Tensor& rounded, const at::Tensor& remainder);
-
 // The dtype of a field of the entry; none where it has no such field.
 std::optional<at::ScalarType> dtype_of(const ParameterEntry& entry, const StateField& field);
 

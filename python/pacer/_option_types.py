@@ -9,7 +9,7 @@ import torch
 from typing_extensions import TypedDict
 
 Number = Union[float, torch.Tensor]
-MasterWeights = Literal["automatic", "fp32", "remainder", "none"]
+MasterWeights = Literal["automatic", "fp32", "remainder", "none", "remainder_8"]
 
 
 class _Common(TypedDict, total=False):

@@ -53,16 +53,32 @@ int64_t differing_after_a_step(std::vector<AdamArrays>& tensors) {
 
 TEST_CASE("floats on every boundary of rounding are converted alike on GPU and CPU", "[kernels][half][gpu]") {
   if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
-  for (const AdamStorage storage :
-       {AdamStorage::bf16_master, AdamStorage::f16_master, AdamStorage::bf16_remainder}) {
+  for (const AdamStorage storage : {AdamStorage::bf16_master, AdamStorage::f16_master,
+                                    AdamStorage::bf16_remainder, AdamStorage::bf16_correction}) {
     INFO(name_of(storage));
     std::vector<float> values;
     const int kept = wants_small_tests() ? 12 : storage == AdamStorage::f16_master ? 19 : 16;
     for_floats_around_every_boundary(kept, [&](float value) { values.push_back(value); });
     std::vector<AdamArrays> tensors = with_parameters(storage, values);
     // The step must compute the 16-bit parameter from the master value, so it must not be there before.
-    if (storage != AdamStorage::bf16_remainder) {
+    if (storage == AdamStorage::bf16_master || storage == AdamStorage::f16_master) {
       for (int64_t i = 0; i < tensors[0].count(); ++i) tensors[0].set(kParameter, i, 0.0);
+    }
+    CHECK(differing_after_a_step(tensors) == 0);
+  }
+}
+
+TEST_CASE("every bf16 with a correction is read and stored alike on GPU and CPU", "[kernels][half][gpu]") {
+  if (!has_gpu()) PACER_SKIP("no NVIDIA GPU");
+  const int count = wants_small_tests() ? 2 : 16;
+  for (int c = 0; c < 256; c += 256 / count) {
+    std::vector<AdamArrays> tensors =
+        with_parameters(AdamStorage::bf16_correction, std::vector<float>(1 << 16, 0.0f));
+    for (int64_t i = 0; i < tensors[0].count(); ++i) {
+      const auto bits = static_cast<uint16_t>(i);
+      const auto correction = static_cast<int8_t>((c + i) & 0xFF);  // also those that no float becomes
+      std::memcpy(tensors[0].at(kParameter, i), &bits, sizeof bits);
+      std::memcpy(tensors[0].at(kExtra, i), &correction, sizeof correction);
     }
     CHECK(differing_after_a_step(tensors) == 0);
   }

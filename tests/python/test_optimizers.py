@@ -243,6 +243,26 @@ class Copies(Case):
         self.assertEqual(optimizer.state[b[0]]["master"].dtype, torch.float32)
         self.equal(a, b)
 
+    def test_bf16_with_remainders_of_8_bits(self):
+        a = parameters(torch.bfloat16)
+        b = [x.detach().clone().requires_grad_() for x in a]
+        options = {"master_weights": "remainder_8", "state_bits": 8}
+        optimizer, twin = pacer.FusedAdamW(a, **options), pacer.FusedAdamW(b, **options)
+        train(optimizer, a, range(2))
+        self.assertEqual(optimizer.state[a[0]]["remainder"].dtype, torch.int8)
+        train(twin, b, range(2))
+        resumed = pacer.FusedAdamW(b, **options)
+        resumed.load_state_dict(twin.state_dict())
+        self.assertEqual(resumed.state[b[0]]["remainder"].dtype, torch.int8)
+        self.assertEqual(resumed.param_groups[0]["master_weights"], "remainder_8")
+        train(optimizer, a, range(2, 4))
+        train(resumed, b, range(2, 4))
+        self.equal(a, b)
+        c = parameters(torch.float16)
+        refused = pacer.FusedAdamW(c, master_weights="remainder_8")
+        with self.assertRaisesRegex(RuntimeError, "is fp16"):
+            train(refused, c, range(1))
+
 
 class Refusals(Case):
     def test_unknown_options_are_refused_with_the_nearest_name(self):

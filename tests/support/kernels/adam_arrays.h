@@ -24,13 +24,20 @@ constexpr std::array<AdamStorage, kAdamStorages> kAllStorages{AdamStorage::f64,
                                                               AdamStorage::bf16_master,
                                                               AdamStorage::f16_master,
                                                               AdamStorage::bf16_remainder,
+                                                              AdamStorage::bf16_correction,
                                                               AdamStorage::bf16,
                                                               AdamStorage::bf16_stochastic};
 constexpr std::array<WeightDecay, 3> kAllDecays{WeightDecay::none, WeightDecay::l2, WeightDecay::decoupled};
 
 inline const char* name_of(AdamStorage storage) {
-  constexpr const char* kNames[kAdamStorages] = {
-      "f64", "f32", "bf16_master", "f16_master", "bf16_remainder", "bf16", "bf16_stochastic"};
+  constexpr const char* kNames[kAdamStorages] = {"f64",
+                                                 "f32",
+                                                 "bf16_master",
+                                                 "f16_master",
+                                                 "bf16_remainder",
+                                                 "bf16_correction",
+                                                 "bf16",
+                                                 "bf16_stochastic"};
   return kNames[static_cast<int>(storage)];
 }
 inline const char* name_of(WeightDecay decay) {
@@ -42,11 +49,11 @@ inline std::string name_of(AdamStorage storage, WeightDecay decay, bool amsgrad)
   return std::string(name_of(storage)) + ", " + name_of(decay) + (amsgrad ? ", amsgrad" : "");
 }
 
-enum class ElementType { f64, f32, bf16, f16, bits16, none };
+enum class ElementType { f64, f32, bf16, f16, bits16, bits8, none };
 enum AdamArray : int { kGradient, kParameter, kExpAvg, kExpAvgSq, kMaxExpAvgSq, kExtra, kAdamArrays };
 
 inline size_t bytes_of(ElementType type) {
-  constexpr size_t kBytes[] = {8, 4, 2, 2, 2, 0};
+  constexpr size_t kBytes[] = {8, 4, 2, 2, 2, 1, 0};
   return kBytes[static_cast<int>(type)];
 }
 
@@ -55,8 +62,8 @@ inline ElementType type_of(AdamStorage storage, int array) {
   // parameter and gradient, moments, extra
   constexpr T kTypes[kAdamStorages][3] = {{T::f64, T::f64, T::none},    {T::f32, T::f32, T::none},
                                           {T::bf16, T::f32, T::f32},    {T::f16, T::f32, T::f32},
-                                          {T::bf16, T::f32, T::bits16}, {T::bf16, T::bf16, T::none},
-                                          {T::bf16, T::f32, T::none}};
+                                          {T::bf16, T::f32, T::bits16}, {T::bf16, T::f32, T::bits8},
+                                          {T::bf16, T::bf16, T::none},  {T::bf16, T::f32, T::none}};
   constexpr int kColumn[kAdamArrays] = {0, 0, 1, 1, 1, 2};
   return kTypes[static_cast<int>(storage)][kColumn[array]];
 }
@@ -79,6 +86,7 @@ inline void write_number(ElementType type, void* memory, double number) {
       std::memcpy(memory, &half, 2);
       break;
     case ElementType::bits16:
+    case ElementType::bits8:
     case ElementType::none:
       break;
   }
@@ -104,6 +112,8 @@ inline double read_number(ElementType type, const void* memory) {
     case ElementType::bits16:
       std::memcpy(&bits, memory, 2);
       return bits;
+    case ElementType::bits8:
+      return *static_cast<const int8_t*>(memory);
     case ElementType::none:
       break;
   }
@@ -161,6 +171,10 @@ class AdamArrays {
       const BFloat16AndRemainder both = split(master);
       std::memcpy(at(kParameter, i), &both.rounded, 2);
       std::memcpy(at(kExtra, i), &both.remainder, 2);
+    } else if (storage_ == AdamStorage::bf16_correction) {
+      const BFloat16AndCorrection both = split_24(master);
+      std::memcpy(at(kParameter, i), &both.rounded, 2);
+      std::memcpy(at(kExtra, i), &both.correction, 1);
     } else if (type_of(storage_, kExtra) == ElementType::f32) {
       set(kExtra, i, master);
       set(kParameter, i, master);
@@ -247,7 +261,8 @@ inline int64_t differing_elements(const AdamArrays& a, const AdamArrays& b) {
       const size_t offset = static_cast<size_t>(i) * width;
       const bool same_bits = std::memcmp(a.data(array) + offset, b.data(array) + offset, width) == 0;
       if (same_bits) continue;
-      const bool both_nan = type_of(a.storage(), array) != ElementType::bits16 &&
+      const ElementType type = type_of(a.storage(), array);
+      const bool both_nan = type != ElementType::bits16 && type != ElementType::bits8 &&
                             std::isnan(a.get(array, i)) && std::isnan(b.get(array, i));
       differing += !both_nan;
     }

@@ -71,6 +71,7 @@ inline std::vector<SignsCase> signs_cases(bool hierarchical = false) {
        adam([](auto& o) { o.scale(ScaleNorm::l1).bias_correction(false).variance_floor(0); }),
        {f32}},
       {"bf16, remainders", adam([](auto& o) { o.refresh_variance_every(5); }), {bf16}},
+      {"bf16, 8-bit remainders", adam([](auto& o) { o.master_weights(MasterWeights::remainder_8); }), {bf16}},
       {"bf16, master copies", adam([](auto& o) { o.master_weights(MasterWeights::fp32); }), {bf16}},
       {"fp16", adam([](auto&) {}), {f16}},
       {"mixed", adam([](auto& o) { o.refresh_variance_every(4); }), {f32, bf16, f32, f16}},
@@ -88,6 +89,9 @@ inline std::vector<SignsCase> signs_cases(bool hierarchical = false) {
        {f32, bf16, f32, f16}},
       {"LAMB, bf16, master copies, not adapted",
        lamb([](auto& o) { o.master_weights(MasterWeights::fp32).adapt(false); }),
+       {bf16}},
+      {"LAMB, bf16, 8-bit remainders",
+       lamb([](auto& o) { o.master_weights(MasterWeights::remainder_8); }),
        {bf16}},
       {"LAMB, signs off", lamb([](auto& o) { o.one_bit(false); }), {f32, bf16}},
   };

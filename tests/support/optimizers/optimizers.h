@@ -105,6 +105,7 @@ inline const std::vector<Mode>& all_modes() {
       {"bf16 to nearest", at::kBFloat16, MasterWeights::none, Rounding::nearest},
       {"bf16 stochastic", at::kBFloat16, MasterWeights::none, Rounding::stochastic},
       {"fp16 + fp32 master", at::kHalf, MasterWeights::fp32, Rounding::nearest},
+      {"bf16 + 8-bit remainder", at::kBFloat16, MasterWeights::remainder_8, Rounding::nearest},
   };
   return modes;
 }

@@ -15,7 +15,7 @@ namespace pacer::testing::between_steps {
 TEMPLATE_TEST_CASE("16-bit parameters of a frozen optimizer resume in whatever memory order they have",
                    "[lifecycle]", OneBitAdam, OneBitLamb) {
   torch::manual_seed(1);
-  for (const auto master : {MasterWeights::remainder, MasterWeights::fp32}) {
+  for (const auto master : {MasterWeights::remainder, MasterWeights::remainder_8, MasterWeights::fp32}) {
     const auto make = [] {
       torch::manual_seed(2);
       return leaves({torch::randn({4, 3, 5, 2}, at::kDouble)

@@ -80,7 +80,7 @@ TEST_CASE("zeros that somebody writes into a bf16 parameter are zeros", "[lifecy
     }
   };
   torch::manual_seed(4);
-  for (const auto master : {MasterWeights::remainder, MasterWeights::fp32}) {
+  for (const auto master : {MasterWeights::remainder, MasterWeights::remainder_8, MasterWeights::fp32}) {
     const auto make = [] { return torch::randn({473}, at::kDouble).to(at::kBFloat16).requires_grad_(); };
     const Tensor a = make(), b = make(), c = make();
     FusedAdamW adam({a}, FusedAdamWOptions(0.01).master_weights(master));

@@ -219,6 +219,13 @@ TEST_CASE("groups are added, parameters begin late, options move state: the bits
       }
       pair.train(2);
       CHECK(pair.differs() == "");
+      for (const auto width : {MasterWeights::remainder_8, MasterWeights::remainder}) {
+        for (auto* optimizer : std::initializer_list<FusedAdamW*>{&pair.one, &pair.other}) {
+          options_of(*optimizer, 0).master_weights(width);
+        }
+        pair.train(2);
+        CHECK(pair.differs() == "");
+      }
     }
   }
 }

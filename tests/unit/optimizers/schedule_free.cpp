@@ -154,6 +154,7 @@ TEST_CASE("a training that is evaluated has the bits of one that is not", "[opti
       {at::kFloat, MasterWeights::automatic, Rounding::nearest},
       {at::kHalf, MasterWeights::automatic, Rounding::nearest},
       {at::kBFloat16, MasterWeights::remainder, Rounding::nearest},
+      {at::kBFloat16, MasterWeights::remainder_8, Rounding::nearest},
       {at::kBFloat16, MasterWeights::fp32, Rounding::nearest},
       {at::kBFloat16, MasterWeights::none, Rounding::nearest},
       {at::kBFloat16, MasterWeights::none, Rounding::stochastic},

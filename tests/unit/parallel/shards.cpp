@@ -258,6 +258,7 @@ TEST_CASE("training takes the memory that training_memory says", "[shards][sessi
   const std::vector<Case> cases = {{"fp32", at::kFloat, MasterWeights::automatic},
                                    {"bf16", at::kBFloat16, MasterWeights::automatic},
                                    {"bf16 with masters", at::kBFloat16, MasterWeights::fp32},
+                                   {"bf16 in 24 bits", at::kBFloat16, MasterWeights::remainder_8},
                                    {"bf16 alone", at::kBFloat16, MasterWeights::none}};
   for (const Case& c : cases) {
     const auto layer = static_cast<int64_t>(c10::elementSize(c.dtype)) * kWide * (kWide + 1);
@@ -290,6 +291,14 @@ TEST_CASE("training takes the memory that training_memory says", "[shards][sessi
       CHECK(found > (sharded == Sharded::state ? plan.total() / 4 * 3 : plan.total() - layer));
       CHECK(found < plan.total() + plan.total() / 50 + 5 * layer);
     }
+  }
+  SECTION("7.125 bytes a parameter in 24 bits, with moments in 8") {
+    const auto options = TrainingMemoryOptions(1 << 20)
+                             .dtype(at::kBFloat16)
+                             .state_bits(8)
+                             .master_weights(MasterWeights::remainder_8);
+    CHECK(training_memory(options).exact == 1 << 20);
+    CHECK(training_memory(options).total() * 8 == (1 << 20) * int64_t{57});
   }
   SECTION("as the documentation's table") {
     const auto gigabytes = [](std::optional<Sharded> sharded) {

@@ -26,7 +26,7 @@ TEST_CASE("with every optimizer and every pair of hooks, Shards trains as DataPa
           "[shards][session][data_parallel]") {
   using namespace shards;
   const auto optimizers = shared_optimizers();
-  REQUIRE(optimizers.size() == 23);
+  REQUIRE(optimizers.size() == 25);
   const std::array<Sharded, 3> ways = {Sharded::state, Sharded::gradients, Sharded::parameters};
   int world_size = 1;
   size_t turn = 0, trained = 0;
