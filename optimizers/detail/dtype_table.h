@@ -46,6 +46,7 @@ class DtypeTable {
 
   const kernels::AdamLaunch& launch() const { return launch_; }
   kernels::UpdateRule rule() const { return rule_; }
+  bool has_codes() const { return has_codes_; }
   const kernels::AdamTensor& tensor(size_t position) const { return tensors_.host()[position]; }
   const std::vector<kernels::AdamGradient>& gradients() const { return gradients_.host(); }
 

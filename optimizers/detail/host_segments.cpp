@@ -41,7 +41,7 @@ uint64_t HostSegments::versions() const {
 
 // A segment from memory of its own, whose tensors keep that memory alive.
 HostSegments::Segment HostSegments::make_segment(const ParameterEntry& like, int64_t elements) {
-  Segment segment{like.storage, like.has_second_moment, like.amsgrad, elements, {}};
+  Segment segment{like.storage, like.has_second_moment, like.amsgrad, like.state_bits, elements, {}};
   std::vector<std::pair<const StateField*, at::ScalarType>> needed;
   int64_t bytes_each = 0;
   for (const StateField& field : kStateFields) {

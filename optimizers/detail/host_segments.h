@@ -43,15 +43,16 @@ class HostSegments final : public StateMemory {
   struct Segment {
     kernels::AdamStorage storage;
     bool has_second_moment, amsgrad;
+    int64_t state_bits;
     int64_t elements;
     std::vector<HostField> fields;
   };
   Segment make_segment(const ParameterEntry& like, int64_t elements);
-  using Kind = std::tuple<kernels::AdamStorage, bool, bool>;
+  using Kind = std::tuple<kernels::AdamStorage, bool, bool, int64_t>;
   // What has segments of its own, because it has other fields.
   template <class Like>
   static Kind kind_of(const Like& like) {
-    return {like.storage, like.has_second_moment, like.amsgrad};
+    return {like.storage, like.has_second_moment, like.amsgrad, like.state_bits};
   }
   bool find_place(ParameterEntry& entry) const;
 

@@ -53,8 +53,6 @@ void check_state_bits(const char* optimizer, const Options& options) {
   }
   require(!options.wants_amsgrad(), optimizer,
           ": a running maximum (amsgrad) has no codes in 8 bits; leave state_bits at 32");
-  require(!options.paged(), optimizer,
-          ": pages of state have no scales beside them; leave out paged(), or leave state_bits at 32");
 }
 
 void check_averaging(const char* optimizer, const ScheduleFreeAdamWOptions& options) {

@@ -4,6 +4,7 @@
 
 #include <pacer/core/reduction_order.h>
 #include <pacer/core/tile.h>
+#include <pacer/kernels/lamb_8bit.h>
 #include <pacer/optimizers/detail/tile_loop.h>
 
 namespace pacer::detail {
@@ -19,7 +20,7 @@ size_t PagedTable::add_launch(const std::vector<PagedPiece>& pieces) {
   }
   add_tiles(pieces, launch);
   if (rule_ == kernels::UpdateRule::lamb) {
-    launch.lamb.emplace(launch_.storage, kernels::kLambLoops, counts,
+    launch.lamb.emplace(launch_.storage, has_codes_ ? kernels::kLamb8BitLoops : kernels::kLambLoops, counts,
                         std::vector<kernels::LambAverage*>(counts.size()), device_);
   }
   launches_.push_back(std::move(launch));

@@ -23,8 +23,9 @@ struct PagedPiece {
 
 class PagedTable {
  public:
-  PagedTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, at::Device device)
-      : launch_(launch), rule_(rule), device_(device) {}
+  // `has_codes`: moments are in 8 bits; their scales lie on the device and are not paged.
+  PagedTable(kernels::AdamLaunch launch, kernels::UpdateRule rule, bool has_codes, at::Device device)
+      : launch_(launch), rule_(rule), has_codes_(has_codes), device_(device) {}
 
   // Returns the number of the launch. All are added before the first step. LAMB's pieces are whole tensors.
   size_t add_launch(const std::vector<PagedPiece>& pieces);
@@ -59,6 +60,7 @@ class PagedTable {
 
   kernels::AdamLaunch launch_;
   kernels::UpdateRule rule_;
+  bool has_codes_;
   at::Device device_;
   std::vector<Launch> launches_;
   std::vector<size_t> positions_;  // by piece

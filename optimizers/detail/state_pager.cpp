@@ -182,7 +182,8 @@ void StatePager::plan(const std::vector<ParameterEntry>& entries, const std::vec
   }
   size_t block = 0, page_number = 0;
   for (size_t t = 0; t < tables.size(); ++t) {
-    PagedTable& table = tables_.emplace_back(tables[t].launch(), tables[t].rule(), where_);
+    PagedTable& table =
+        tables_.emplace_back(tables[t].launch(), tables[t].rule(), tables[t].has_codes(), where_);
     std::vector<PagedPiece> resident;
     for (const Page& page : pages.resident[t]) {
       for (const PagedPiece& piece : pieces_of(page, entries, tables[t], blocks_[block].memory.get())) {

@@ -102,7 +102,7 @@ void StepRelease::begin_part(StepEngine& engine, const ReleasedParameters& relea
   arrived_.assign(plan.entries.size(), 0);
   if (!launches_.empty()) return;
   for (const DtypeTable& table : plan.tables) {
-    launches_.emplace_back(table.launch(), table.rule(), plan.device);
+    launches_.emplace_back(table.launch(), table.rule(), table.has_codes(), plan.device);
     for (size_t position = 0; position < table.tensors(); ++position) {
       launches_.back().add_launch({{position, 0, table.count(position), table.tensor(position)}});
     }

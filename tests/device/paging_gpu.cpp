@@ -74,11 +74,14 @@ TEMPLATE_TEST_CASE("a paged step on a GPU has the bits of a plain one, in every 
   PACER_NEEDS_GPU();
   for (const Mode& mode : all_modes()) {
     for (const int64_t resident : {int64_t{0}, int64_t{400'000}, kEverything}) {
-      for (const bool check : {false, true}) {
-        CAPTURE(mode.name, resident, check);
+      for (const int form : {0, 1, 2, 3}) {
+        const bool check = form % 2 == 1;
+        const int64_t bits = form < 2 ? 32 : 8;
+        if (bits == 8 && mode.dtype == at::kDouble) continue;
+        CAPTURE(mode.name, resident, check, bits);
         torch::manual_seed(91);
-        auto options = with_mode(decaying_options<TestType>(check), mode);
-        if constexpr (!std::is_same_v<TestType, FusedLamb>) options.amsgrad(check);
+        auto options = with_mode(decaying_options<TestType>(check), mode).state_bits(bits);
+        if constexpr (!std::is_same_v<TestType, FusedLamb>) options.amsgrad(check && bits == 32);
         PagedPair<TestType> pair(odd_parameters(mode.dtype), options, paging_of(resident));
         for (int step = 0; step < 10; ++step) {
           pair.set_gradients();

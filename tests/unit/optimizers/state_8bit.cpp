@@ -81,7 +81,6 @@ TEST_CASE("what has no state in 8 bits refuses it in a sentence", "[fused_adam][
   CHECK(
       says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(16)); }, "state_bits must be 8 or 32, not 16"));
   CHECK(says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(8).amsgrad(true)); }, "amsgrad"));
-  CHECK(says([&] { FusedAdamW(p, FusedAdamWOptions().state_bits(8).paged(Paging())); }, "paged()"));
   CHECK(says([&] { Lion(p, lion_options(0.01).state_bits(8)); }, "leave state_bits at 32"));
   const auto wide = random_parameters({{4, 4}}, at::kDouble);
   Run run(wide, in_8_bits());

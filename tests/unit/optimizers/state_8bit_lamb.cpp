@@ -179,7 +179,6 @@ TEST_CASE("what LAMB does not have in 8 bits it refuses in a sentence", "[fused_
   const auto p = random_parameters({{4, 4}}, at::kFloat);
   const auto says = [](const auto& make, const std::string& part) { return contains(refusal(make), part); };
   CHECK(says([&] { FusedLamb(p, FusedLambOptions().state_bits(16)); }, "state_bits must be 8 or 32, not 16"));
-  CHECK(says([&] { FusedLamb(p, lamb_in_8_bits().paged(Paging())); }, "paged()"));
   LambRun wide(random_parameters({{4, 4}}, at::kDouble), lamb_in_8_bits());
   CHECK(contains(refusal([&] { wide.step(1, 1); }), "is fp64"));
 }
