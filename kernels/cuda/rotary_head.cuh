@@ -8,7 +8,7 @@
 
 namespace pacer::kernels {
 
-// Of the first half of a lane's channels, or of the second.
+// What a lane has of the first half of a head's channels, or of the second.
 using HeadEights = float[kLayerNormPiece];
 
 // Where a thread stands in a head.
