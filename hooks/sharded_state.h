@@ -13,6 +13,8 @@
 
 namespace pacer {
 
+class Communicator;
+
 // While one exists, every parameter has its values, on every rank: see Session::whole_parameters.
 class WholeParameters {
  public:
@@ -43,6 +45,14 @@ class ShardedState {
   // This rank's part of the values, as the optimizer updates it, of each parameter that is shared out. Only
   // with keeps_parts().
   virtual ParameterRanges kept_parts() const = 0;
+  // This rank's part of the gradients of the coming step, of each parameter that is shared out, and the ranks that
+  // have the others; null: every rank has whole gradients, where parameters have them. From gradients_ready of
+  // this hook on.
+  struct GradientParts {
+    ParameterRanges parts;
+    std::shared_ptr<Communicator> ranks;
+  };
+  virtual GradientParts gradient_parts() const = 0;
   // A backward pass as in training, whose gradients come together and count for nothing.
   virtual void run_idle_pass(const Progress& progress, const std::function<void()>& backward) = 0;
   // Throws CommunicationError, on all ranks, where they have not all gathered the same since the last time.

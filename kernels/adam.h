@@ -128,9 +128,12 @@ struct StepGroup {
   RuleSettings settings;
   uint32_t is_double;  // write AdamScalars<double> rather than AdamScalars<float>
   uint32_t active;     // 0: none of its tensors takes part; the step count stays and the scalars say skip
+  // Where a step has a GradientCheck the settings' factor is multiplied with this, too, which lies where that does: a clip
+  // factor of its own. Null: 1.
+  const double* clip = nullptr;
 };
 inline bool operator==(const StepGroup& a, const StepGroup& b) {
-  return a.settings == b.settings && a.is_double == b.is_double && a.active == b.active;
+  return a.settings == b.settings && a.is_double == b.is_double && a.active == b.active && a.clip == b.clip;
 }
 
 // What a step group has behind it: its steps, and what the average of schedule_free.h has taken in.
@@ -171,8 +174,8 @@ void adam_cuda(AdamLaunch launch, const AdamTiles& tiles, const AdamTensor* tens
                const AdamGradient* gradients, const StepScalars* scalars, Stream stream);
 
 // Advances counts[i] of the active step groups and writes the scalars of all, on the device, in double. Where
-// `check` is not null the settings' factor is multiplied with its own, and where it is non-finite the counts
-// stay and the scalars say skip.
+// `check` is not null the settings' factor is multiplied with its own and with *clip, and where it is non-finite
+// the counts stay and the scalars say skip.
 void adam_prologue_cuda(const StepGroup* groups, int64_t count, StepCount* counts, StepScalars* scalars,
                         const GradientCheck* check, Stream stream);
 

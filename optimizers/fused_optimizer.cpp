@@ -147,7 +147,7 @@ torch::Tensor FusedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
-  prepare(max_norm_ == 0 ? plain_step_inputs() : clipped_step_inputs());
+  prepare(is_clipping() ? clipped_step_inputs() : plain_step_inputs());
   conclude(enqueue());
   return loss;
 }
@@ -170,7 +170,7 @@ void FusedOptimizer::adopt_foreign_options() {
 }
 
 void FusedOptimizer::prepare(const StepInputs& inputs) {
-  require(max_norm_ == 0 || (clipping_ && inputs.guard == clipping_), traits_->name,
+  require(!is_clipping() || (clipping_ && inputs.guard == clipping_), traits_->name,
           ": clip_gradient_norm is for step() without a Session, which clips by the norm that all of its "
           "ranks have; leave it out and use GradientClipping");
   const torch::NoGradGuard no_grad;

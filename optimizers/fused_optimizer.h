@@ -19,6 +19,7 @@ namespace pacer {
 
 namespace detail {
 class OptimizerTraits;
+class GroupClips;
 class StepEngine;
 struct OptimizerView;
 struct PendingState;
@@ -80,10 +81,16 @@ class FusedOptimizer : public SessionOptimizer {
   // update itself, without waiting for a GPU: what torch::nn::utils::clip_grad_norm_ does before it. Steps whose gradients
   // are not finite change nothing. 0: as it was. Gradients themselves stay as they are. For loops without a Session, where
   // GradientClipping does the same; not for 1-bit optimizers. Throws InvalidArgument for a norm that is negative or not
-  // finite.
-  void clip_gradient_norm(double max_norm);
-  // That norm in the last step(), before clipping; 0 before the first one. Waits for a GPU. Throws InvalidArgument where
-  // gradients are not clipped.
+  // finite. `norm_type`: the norm's order, > 0, infinity for the largest magnitude; other orders than 2 are one more read of
+  // the gradients, and throw where their group has a norm of its own.
+  void clip_gradient_norm(double max_norm, double norm_type = 2);
+  // The same for the gradients of one parameter group by their own norm; other groups stay as they are, or are clipped by
+  // theirs, each after a call of its own. It is one more read of that group's gradients. A norm that is not finite makes
+  // the step change nothing, as a gradient does. Throws InvalidArgument, too, for a group that is not there, and where
+  // clip_gradient_norm clips all groups together.
+  void clip_group_gradient_norm(size_t group, double max_norm, double norm_type = 2);
+  // The Euclidean norm of all gradients in the last step(), before clipping; 0 before the first one. Waits for a GPU. Throws
+  // InvalidArgument where gradients are not clipped.
   double gradient_norm() const;
 
   // Steps that changed nothing because a gradient was not finite (finite_check, or the guard of a Session).
@@ -181,6 +188,8 @@ class FusedOptimizer : public SessionOptimizer {
                     const std::vector<torch::Tensor>& after, const StateOfRows& state_of_rows);
   // For clip_gradient_norm.
   StepInputs clipped_step_inputs();
+  void set_clipping(GradientGuard& guard) const;
+  bool is_clipping() const { return max_norm_ != 0 || group_clips_ != nullptr; }
 
   // Returns nothing where the tensor is not one of the parameters.
   std::optional<std::string> find_name(const torch::Tensor& parameter) const;
@@ -189,8 +198,9 @@ class FusedOptimizer : public SessionOptimizer {
   size_t known_groups_;  // those from there on were added through the base class
   detail::TensorNames names_;
   std::unique_ptr<detail::StepEngine> engine_;
-  double max_norm_ = 0;                      // of clip_gradient_norm; 0: none
-  std::shared_ptr<GradientGuard> clipping_;  // once a step has clipped
+  double max_norm_ = 0;  // of clip_gradient_norm; 0: none, or another norm than the Euclidean one
+  std::shared_ptr<detail::GroupClips> group_clips_;  // null: none
+  std::shared_ptr<GradientGuard> clipping_;          // once a step has clipped
 };
 
 // The constructors of the optimizer whose options these are. Parameters come as they are or in groups, with

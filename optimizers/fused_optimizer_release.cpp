@@ -23,7 +23,7 @@ std::string FusedOptimizer::unreleased_reason() const {
     return "LAMB's ratios are made for all tensors at once; use FusedAdamW";
   if (any([](const auto& of_group) { return of_group.finite_check; }))
     return "its option finite_check looks at all gradients before the first update; leave that option out";
-  if (max_norm_ != 0)
+  if (is_clipping())
     return "clip_gradient_norm needs the norm of all gradients before the first update; leave that call out";
   if (engine().is_paged())
     return "its state is paged, and a page has parts of several parameters; leave out paged(), and take "

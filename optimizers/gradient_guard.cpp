@@ -92,8 +92,25 @@ at::Tensor GradientGuard::sums_of_ranks(const double* partials, int64_t count) c
   return all;
 }
 
+const double* GradientGuard::group_factor(size_t group) const {
+  if (!group_factors_.defined() || group >= static_cast<size_t>(group_factors_.numel())) return nullptr;
+  return group_factors_.const_data_ptr<double>() + group;
+}
+
+// Returns the same sums, of which the first becomes NaN where a factor is not finite.
+at::Tensor GradientGuard::sums_with_factors(const double* partials, int64_t count) const {
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(device());
+  at::Tensor sums = at::from_blob(const_cast<double*>(partials), {count}, options).clone();
+  sums.select(0, 0).add_(group_factors_.sum().mul(0));
+  return sums;
+}
+
 void GradientGuard::look(const double* partials, int64_t count) {
-  at::Tensor sums;
+  at::Tensor checked, sums;
+  if (group_factors_.defined() && count > 0) {
+    checked = sums_with_factors(partials, count);
+    partials = checked.const_data_ptr<double>();
+  }
   if (ranks_ && ranks_->world_size() > 1) {
     sums = sums_of_ranks(partials, count);
     partials = sums.const_data_ptr<double>();

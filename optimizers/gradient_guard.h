@@ -5,6 +5,7 @@
 // The guard holds rule and memory; who owns the gradients adds up their squares (kernels/norm.h).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -34,6 +35,13 @@ class GradientGuard {
   // are used part by part may be clipped by the norm of the step before, with early_factor().
   void clip_to(double max_norm, bool by_previous = false);
   bool clips_by_previous() const { return clips_by_previous_; }
+  // From now on gradients of parameter group g are multiplied with factors[g], too; those of groups behind its end
+  // are not. `factors`: fp64 [groups] on the device, held and not copied; one that is not finite makes the look
+  // find gradients that are not. Undefined: none any more.
+  void multiply_groups(at::Tensor factors) { group_factors_ = std::move(factors); }
+  const at::Tensor& group_factors() const { return group_factors_; }
+  // Where that factor lies; null where the group has none.
+  const double* group_factor(size_t group) const;
   // From now on gradients are those of loss_scale() * loss.
   void scale_loss(const LossScaleRule& rule);
 
@@ -65,11 +73,13 @@ class GradientGuard {
 
  private:
   at::Tensor sums_of_ranks(const double* partials, int64_t count) const;
+  at::Tensor sums_with_factors(const double* partials, int64_t count) const;
 
   at::Tensor memory_;
   std::shared_ptr<Communicator> ranks_;  // null: this one only
   kernels::GuardRule rule_;
-  at::Tensor device_rule_;  // its bytes on a GPU, else undefined
+  at::Tensor device_rule_;    // its bytes on a GPU, else undefined
+  at::Tensor group_factors_;  // undefined: groups have none
   bool rule_changed_ = true;
   bool clips_by_previous_ = false;
 };

@@ -74,7 +74,7 @@ bool Shards::sends_in_every_pass() const {
   return options_.what() != Sharded::state && options_.reduce_every_micro_step();
 }
 
-void Shards::update_only_parts() {
+ParameterRanges Shards::ranges_of_step() const {
   ParameterRanges ranges;
   for (size_t i = 0; i < shards_->parts().size(); ++i) {
     const ParameterShards::Part& part = shards_->parts()[i];
@@ -82,7 +82,13 @@ void Shards::update_only_parts() {
     range = static_cast<const ParameterRange&>(part);
     if (!sits_out_.empty() && sits_out_[i] != 0) range.gradient = at::Tensor();
   }
-  parts().session_optimizer()->update_only(ranges, ranks_);
+  return ranges;
+}
+
+void Shards::update_only_parts() { parts().session_optimizer()->update_only(ranges_of_step(), ranks_); }
+
+ShardedState::GradientParts Shards::gradient_parts() const {
+  return is_joined() ? GradientParts{ranges_of_step(), ranks_} : GradientParts{};
 }
 
 void Shards::require_same_parameters() const {

@@ -12,7 +12,7 @@
 //
 // Weights are those of DataParallel with ordered sums, to the bit, norms and clipping included, where
 // gradients travel once a step; over nodes they are those of ordered sums inside nodes first and between them
-// then. Where a block has frozen parameters, gradients of an argument that is used outside of it, too, as by
+// then. Clipping by norms of groups or of another order than 2 is equal to rounding. Where a block has frozen parameters, gradients of an argument that is used outside of it, too, as by
 // the gate of a LayerDrop, add up in another order. Checkpoints hold whole tensors: any number of ranks,
 // sharded or not, resumes them.
 //
@@ -127,6 +127,7 @@ class Shards : public GradientExchange, public ShardedState {
   WholeParameters whole_parameters() override;
   bool all_are_whole() const override { return shards_ && shards_->all_are_gathered(); }
   ParameterRanges kept_parts() const override;
+  GradientParts gradient_parts() const override;
   void run_idle_pass(const Progress& progress, const std::function<void()>& backward) override;
   void require_same_history() const override;
   NamedTensors whole_specs(NamedTensors state) const override;
@@ -151,6 +152,7 @@ class Shards : public GradientExchange, public ShardedState {
   std::vector<size_t> expected_groups(const Progress& progress) const;
   bool stays_local() const;
   void require_same_parameters() const;
+  ParameterRanges ranges_of_step() const;
   void update_only_parts();
   void check_order() const;
 

@@ -296,7 +296,12 @@ class PythonOptimizer : public torch::CustomClassHolder {
   }
 
   int64_t skipped_steps() const { return optimizer_->skipped_steps(); }
-  void clip_gradient_norm(double max_norm) { optimizer_->clip_gradient_norm(max_norm); }
+  // Without a group: the gradients of all groups together.
+  void clip_gradient_norm(double max_norm, double norm_type, const std::optional<int64_t>& index) {
+    if (!index) return optimizer_->clip_gradient_norm(max_norm, norm_type);
+    require(*index >= 0, "clip_gradient_norm was given group ", *index, "; groups are numbered from 0");
+    optimizer_->clip_group_gradient_norm(static_cast<size_t>(*index), max_norm, norm_type);
+  }
   double gradient_norm() const { return optimizer_->gradient_norm(); }
   // Each of `after` takes the place of that of `before` with its number.
   void replace(const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& after,

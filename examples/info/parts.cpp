@@ -35,7 +35,7 @@ const std::vector<Part> kHooks = {
     {"DataParallel", "reduce", "ranks train one model on their own parts of the data"},
     {"Pipeline", "reduce", "stages of a model on different ranks"},
     {"Shards", "reduce", "each rank has its part of state, gradients or parameters"},
-    {"GradientClipping", "clip", "gradients are cut to a global norm"},
+    {"GradientClipping", "clip", "gradients are cut to a global norm, or to norms of groups"},
     {"WeightAverage", "optimize", "an average of the weights, which evaluation sees"},
     {"GradientRelease", "optimize", "parameters updated while backward runs, and no gradients kept"},
     {"CudaGraph", "optimize", "the optimizer's kernels replayed by one call"},

@@ -17,7 +17,10 @@ __global__ void prologue_kernel(const StepGroup* groups, int64_t count, StepCoun
   if (i >= count) return;
   StepGroup group = groups[i];
   const bool skip = !group.active || (check != nullptr && check->non_finite != 0);
-  if (check != nullptr) group.settings.factor = mul_(check->factor, group.settings.factor);
+  if (check != nullptr) {
+    group.settings.factor = mul_(check->factor, group.settings.factor);
+    if (group.clip != nullptr) group.settings.factor = mul_(group.settings.factor, *group.clip);
+  }
   StepCount reached = counts[i];
   ++reached.steps;
   const auto write = [&](auto value) {

@@ -110,7 +110,7 @@ void StepEngine::prepare_step(const ParamGroups& groups, ParamStates& states, co
   for (GroupSettings& of_group : plan_.settings) {
     of_group.kernel.factor = (of_group.maximizes ? -1.0 : 1.0) * (guard_ ? 1.0 : average_);
   }
-  plan_.step_groups.configure(plan_.settings, plan_.local_weight());
+  plan_.step_groups.configure(plan_.settings, plan_.local_weight(), guard_.get());
   plan_.find_gradients();
   if (!visible_rows_.stay_all() &&
       visible_rows_.give(*plan_.traits, plan_.settings, plan_.entries, plan_.tables)) {

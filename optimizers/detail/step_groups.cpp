@@ -10,6 +10,8 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
+#include <pacer/optimizers/gradient_guard.h>
+
 namespace pacer::detail {
 
 kernels::StepCount StepClock::read() const {
@@ -122,11 +124,13 @@ void StepGroups::place_counts(const std::vector<std::shared_ptr<const StepClock>
                               at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-void StepGroups::configure(const std::vector<GroupSettings>& settings, double local_weight) {
+void StepGroups::configure(const std::vector<GroupSettings>& settings, double local_weight,
+                           const GradientGuard* guard) {
   std::vector<kernels::StepGroup> wanted(groups_.size());
   for (size_t i = 0; i < groups_.size(); ++i) {
     const Group& group = groups_[i];
-    wanted[i] = {settings[group.parameter_group].kernel, group.is_double, group.takes_part};
+    wanted[i] = {settings[group.parameter_group].kernel, group.is_double, group.takes_part,
+                 guard ? guard->group_factor(group.parameter_group) : nullptr};
     if (group.is_local) wanted[i].settings.factor *= local_weight;
   }
   if (wanted == table_.host()) return;
@@ -147,7 +151,10 @@ const kernels::StepScalars* StepGroups::write_scalars(at::Device device,
   host_scalars_.resize(groups.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     kernels::StepGroup group = groups[i];
-    if (check) group.settings.factor *= check->factor;
+    if (check) {
+      group.settings.factor *= check->factor;
+      if (group.clip) group.settings.factor *= *group.clip;
+    }
     kernels::StepCount count = groups_[i].clock->host_count();
     kernels::adam_scalars_cpu(group, count.steps + 1, host_scalars_[i], count.average);
   }

@@ -14,6 +14,10 @@
 #include <pacer/kernels/adam.h>
 #include <pacer/optimizers/detail/parameter_entry.h>
 
+namespace pacer {
+class GradientGuard;
+}  // namespace pacer
+
 namespace pacer::detail {
 
 // Counts the applied steps of a step group, and what its average has taken in. The host knows the count as long
@@ -62,8 +66,9 @@ class StepGroups {
   void assign(std::vector<ParameterEntry>& entries, const std::vector<char>& takes_part, at::Device device);
 
   // Settings for the coming step. `settings[g]` belongs to parameter group g. Gradients of local entries
-  // are those of this rank alone: times their settings' factor times `local_weight`.
-  void configure(const std::vector<GroupSettings>& settings, double local_weight);
+  // are those of this rank alone: times their settings' factor times `local_weight`. `guard` may have a factor for
+  // each parameter group; null: the step has no check.
+  void configure(const std::vector<GroupSettings>& settings, double local_weight, const GradientGuard* guard);
 
   // Whether an entry with that state is in that step group, and took part, or did not, when the step groups
   // fitted last, or were assigned.

@@ -96,7 +96,7 @@ void StepRelease::begin_part(StepEngine& engine, const ReleasedParameters& relea
   for (GroupSettings& of_group : plan.settings) {
     of_group.kernel.factor = (of_group.maximizes ? -1.0 : 1.0) * step_->average;
   }
-  plan.step_groups.configure(plan.settings, plan.local_weight());
+  plan.step_groups.configure(plan.settings, plan.local_weight(), /*guard=*/nullptr);
   plan.step_groups.send(plan.device);
   scalars_ = plan.step_groups.write_scalars(plan.device, /*check=*/nullptr);
   arrived_.assign(plan.entries.size(), 0);

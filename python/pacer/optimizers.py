@@ -58,7 +58,7 @@ class _FusedOptimizer(Optimizer):
     _known: ClassVar[frozenset[str]] = _STATE  # what the state of a parameter may have
     _is_decoupled: ClassVar[Optional[bool]] = None  # of Adam's family: how weight decay enters
     _loading: dict[str, Any]  # while load_state_dict runs: what it loads, after all hooks
-    _max_norm: float = 0.0  # of clip_gradient_norm; no state, but copies have it
+    _clips: dict[Optional[int], tuple[float, float]]  # of clip_gradient_norm, by group; no state, but copies have it
     _visible: dict[torch.Tensor, torch.Tensor]  # of set_visible_rows; as above
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -70,6 +70,7 @@ class _FusedOptimizer(Optimizer):
         self._refuse_unknown(options)
         self._handle: Any = None
         self._visible = {}
+        self._clips = {}
         defaults = {"lr": lr, **self._options, **options}
         self._make_handle(defaults)
         super().__init__(params, defaults)
@@ -169,14 +170,20 @@ class _FusedOptimizer(Optimizer):
         """Returns how many steps changed nothing because of `finite_check`. Waits for a GPU."""
         return int(self._handle.skipped_steps())
 
-    def clip_gradient_norm(self, max_norm: float) -> None:
+    def clip_gradient_norm(self, max_norm: float, norm_type: float = 2.0, group: Optional[int] = None) -> None:
         """From the next step on scales gradients so that the norm of all of them is at most `max_norm`, inside the update
-        and without waiting for a GPU, in the place of `torch.nn.utils.clip_grad_norm_`. 0: no more. Not for 1-bit optimizers."""
-        self._call(self._handle.clip_gradient_norm, float(max_norm))
-        self._max_norm = float(max_norm)
+        and without waiting for a GPU, in the place of `torch.nn.utils.clip_grad_norm_`. 0: no more. Not for 1-bit optimizers.
+        `norm_type` is the norm's order, > 0 or `math.inf`. With `group`, a number of `param_groups`, the gradients of that
+        group alone are clipped, by their own norm; each call is about one group, and others stay as they are."""
+        norm = (float(max_norm), float(norm_type))
+        self._call(self._handle.clip_gradient_norm, *norm, group)
+        if norm[0] > 0:
+            self._clips[group] = norm
+        else:
+            self._clips.pop(group, None)
 
     def gradient_norm(self) -> float:
-        """Returns the norm of the last step's gradients before they were clipped. Waits for a GPU."""
+        """Returns the Euclidean norm of all gradients of the last step before they were clipped. Waits for a GPU."""
         return float(self._call(self._handle.gradient_norm))
 
     # ---- parameters that grow, and rows of them ----
@@ -302,12 +309,13 @@ class _FusedOptimizer(Optimizer):
         return {**state_dict, "param_groups": groups + list(state_dict["param_groups"][len(groups) :])}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_max_norm": self._max_norm, "_visible": self._visible}
+        return {**super().__getstate__(), "_clips": self._clips, "_visible": self._visible}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Puts in force what load_state_dict, copy.deepcopy or pickle brings, in a new optimizer of C++."""
         super().__setstate__(state)
         self.__dict__.setdefault("_visible", {})
+        self.__dict__.setdefault("_clips", {})
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
             options_of.refuse_torchs(self._kind, self._options, group)
@@ -318,8 +326,8 @@ class _FusedOptimizer(Optimizer):
         self._make_handle(self.defaults)
         for group in self.param_groups:
             self._hand_over(group)
-        if self._max_norm:
-            self._handle.clip_gradient_norm(self._max_norm)
+        for group, (max_norm, norm_type) in self._clips.items():
+            self._handle.clip_gradient_norm(max_norm, norm_type, group)
         for parameter, visible in self._visible.items():
             self._handle.set_visible_rows([parameter], visible)
         self._put_state()

@@ -1,7 +1,9 @@
 #include <pacer/session/detail/step_runner.h>
 
 #include <optional>
+#include <utility>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
@@ -76,6 +78,14 @@ at::Tensor sum_of_squares(const std::vector<at::Tensor>& gradients, at::Device d
   return sum;
 }
 
+std::vector<at::Tensor> gradients_of(const torch::optim::OptimizerParamGroup& group) {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& parameter : group.params()) {
+    if (parameter.grad().defined()) all.push_back(parameter.grad());
+  }
+  return all;
+}
+
 }  // namespace
 
 StepRunner::StepRunner(SessionParts& parts) : parts_(parts) {
@@ -110,11 +120,22 @@ void StepRunner::look(const std::vector<at::Tensor>& gradients, double average) 
 std::vector<at::Tensor> StepRunner::gradients() const {
   std::vector<at::Tensor> all;
   for (const auto& group : parts_.optimizer().param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.grad().defined()) all.push_back(parameter.grad());
-    }
+    for (at::Tensor& gradient : gradients_of(group)) all.push_back(std::move(gradient));
   }
   return all;
+}
+
+// The gradients are finite.
+void StepRunner::multiply(const GradientGuard& guard) const {
+  if (!guard.group_factors().defined()) return at::_foreach_mul_(gradients(), guard.factor());
+  const auto& groups = parts_.optimizer().param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const std::vector<at::Tensor> of_group = gradients_of(groups[g]);
+    if (of_group.empty()) continue;
+    const bool has_factor = guard.group_factor(g) != nullptr;
+    at::_foreach_mul_(of_group, has_factor ? guard.factor() * guard.group_factors()[static_cast<int64_t>(g)]
+                                           : guard.factor());
+  }
 }
 
 bool StepRunner::finish_gradients(double average) {
@@ -135,7 +156,7 @@ bool StepRunner::finish_gradients(double average) {
   GradientGuard& guard = *parts_.guard();
   const c10::DeviceGuard device_guard(guard.device());
   if (guard.read().non_finite) return false;
-  at::_foreach_mul_(all, guard.factor());
+  multiply(guard);
   return true;
 }
 

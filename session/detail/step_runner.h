@@ -26,6 +26,7 @@ class StepRunner {
   void look(const std::vector<at::Tensor>& gradients, double average);
   // Gradients become their mean, unscaled and clipped. False where they are not finite.
   bool finish_gradients(double average);
+  void multiply(const GradientGuard& guard) const;
   std::vector<at::Tensor> gradients() const;
 
   SessionParts& parts_;

@@ -38,6 +38,8 @@ std::vector<std::vector<RegisteredHook>> hook_sets() {
           hooks_named({"bf16", "layer drop", "curriculum", "clipping", "sampler"}),
           hooks_named({"bf16", "layer drop by sample", "recompute", "accumulation"}),
           hooks_named({"average of weights", "vary", "clipping", "learning rate"}),
+          hooks_named({"clipping of a group by another norm", "learning rate", "accumulation"}),
+          hooks_named({"fp16", "clipping of a group by another norm"}),
           hooks_named({"fp8", "layer drop", "recompute", "curriculum by reshape", "accumulation"}),
           hooks_named(
               {"fp16", "accumulation by tokens", "layer drop", "curriculum by reshape", "learning rate"})};

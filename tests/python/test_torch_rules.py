@@ -2,6 +2,7 @@
 """pacer.FusedSgd and FusedRmsprop beside those of torch.optim: steps with every option, and state that goes from one to the other."""
 import copy
 import itertools
+import math
 import unittest
 
 import torch
@@ -89,6 +90,42 @@ class Rule:
                 mine.clip_gradient_norm(wrong)
         with self.assertRaisesRegex(ValueError, "call that first"):
             mine.gradient_norm()
+
+    def test_groups_are_clipped_by_their_own_norms_of_any_order_and_copies_too(self):
+        a, b = parameters(), parameters()
+        split = lambda params: [{"params": params[:1]}, {"params": params[1:]}]
+        mine, theirs = self.mine(split(a), lr=0.1), self.theirs(split(b), lr=0.1)
+        mine.clip_gradient_norm(0.5, norm_type=1, group=0)
+        mine.clip_gradient_norm(0.25, norm_type=math.inf, group=1)
+        copied = copy.deepcopy(mine)
+        copies = [p for group in copied.param_groups for p in group["params"]]
+        for seed in range(3):
+            torch.manual_seed(seed)
+            for ours, copied_one, other in zip(a, copies, b):
+                ours.grad = torch.randn(ours.shape)
+                copied_one.grad, other.grad = ours.grad.clone(), ours.grad.clone()
+            torch.nn.utils.clip_grad_norm_(b[:1], 0.5, 1)
+            torch.nn.utils.clip_grad_norm_(b[1:], 0.25, math.inf)
+            mine.step()
+            copied.step()
+            theirs.step()
+        self.near(a, b)
+        self.near(copies, b)
+        for wrong in ({"norm_type": 0}, {"norm_type": float("nan")}, {"group": 2}, {"group": -1}):
+            with self.assertRaisesRegex(ValueError, "norm_type > 0|parameter group 2|numbered from 0"):
+                mine.clip_gradient_norm(1.0, **wrong)
+        with self.assertRaisesRegex(ValueError, "set that to 0 first"):
+            mine.clip_gradient_norm(1.0)
+        mine.clip_gradient_norm(0, group=0)
+        mine.clip_gradient_norm(0, group=1)
+        mine.clip_gradient_norm(0.5, norm_type=1)
+        for p, other in zip(a, b):
+            p.grad = torch.ones(p.shape)
+            other.grad = torch.ones(p.shape)
+        torch.nn.utils.clip_grad_norm_(b, 0.5, 1)
+        mine.step()
+        theirs.step()
+        self.near(a, b)
 
     def test_a_state_dict_goes_on_to_the_bit_and_a_copy_too(self):
         for dtype in (torch.float32, torch.bfloat16):
