@@ -2,11 +2,14 @@
 // weights in 4 bits would.
 //
 //   peft_actor write FOLDER    a base model, an adapter and what the model with it computes; layers in 4 bits
-//                              with and without double quantisation, and what they decode to
-//   peft_actor read FOLDER     the same of files that Python wrote there
+//                              with and without double quantisation, and what they decode to; a model of
+//                              convolutions and an embedding with two adapters at once, and with DoRA
+//   peft_actor read FOLDER [KIND...]
+//                              the same of files that Python wrote there; those of bitsandbytes are of these kinds
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -16,6 +19,8 @@
 #include <pacer/checkpoints/load_weights.h>
 #include <pacer/checkpoints/save_weights.h>
 #include <pacer/files/file_system.h>
+#include <pacer/modules/convolution.h>
+#include <pacer/modules/embedding.h>
 #include <pacer/modules/linear.h>
 #include <pacer/modules/lora.h>
 #include <pacer/modules/nf4.h>
@@ -46,6 +51,39 @@ struct NetImpl : torch::nn::Module {
   pacer::modules::Linear extra = nullptr;
 };
 TORCH_MODULE(Net);
+
+// ids [N, 12] -> [N, 8], through every kind of layer that takes an adapter.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    namespace nn = torch::nn;
+    colours = register_module("colours", pacer::modules::Embedding(9, 4));
+    line = register_module("line", pacer::modules::Conv1d(nn::Conv1dOptions(4, 6, 3).padding(1)));
+    plane = register_module("plane", pacer::modules::Conv2d(nn::Conv2dOptions(6, 6, 3).padding(1).groups(2)));
+    space = register_module("space", pacer::modules::Conv3d(nn::Conv3dOptions(3, 4, 2).bias(false)));
+    down = register_module("down", pacer::modules::Linear(24, 10));
+    head = register_module("head", pacer::modules::Linear(10, 8));
+  }
+  torch::Tensor forward(const torch::Tensor& ids) {
+    torch::Tensor x = line(colours(ids).transpose(1, 2)).tanh();
+    x = plane(x.view({-1, 6, 3, 4})).tanh();
+    x = space(x.view({-1, 3, 2, 3, 4})).tanh();
+    return head(down(x.flatten(1)).tanh());
+  }
+  pacer::modules::Embedding colours = nullptr;
+  pacer::modules::Conv1d line = nullptr;
+  pacer::modules::Conv2d plane = nullptr;
+  pacer::modules::Conv3d space = nullptr;
+  pacer::modules::Linear down = nullptr, head = nullptr;
+};
+TORCH_MODULE(Wide);
+
+template <class Model>
+void randomize_trained(Model& model) {
+  for (const auto& item : model->named_parameters()) {
+    const torch::NoGradGuard no_grad;
+    if (item.value().requires_grad()) item.value().normal_(0, 0.4);
+  }
+}
 
 void put(const std::string& path, const pacer::NamedTensors& tensors) {
   pacer::posix_file_system().remove_file(path);
@@ -114,7 +152,49 @@ void write_files(const std::string& folder) {
   put(folder + "/logits_beside.safetensors", {{"logits", beside->forward(x)}});
 }
 
-void read_files(const std::string& folder) {
+void write_wide(const std::string& folder) {
+  Wide base;
+  pacer::save_weights(*base, folder + "/wide.safetensors");
+  const torch::Tensor ids = torch::randint(9, {5, 12});
+  put(folder + "/ids.safetensors", {{"ids", ids}});
+  Wide model;
+  pacer::load_weights(*model, folder + "/wide.safetensors");
+  pacer::modules::add_lora_to(*model, pacer::modules::LoraOptions(4).alpha(6),
+                              {"colours", "line", "plane", "space", "down", "head"});
+  randomize_trained(model);
+  put(folder + "/logits_wide.safetensors", {{"logits", model->forward(ids)}});
+  pacer::modules::add_lora_to(*model, pacer::modules::LoraOptions(2).alpha(3).name("second"),
+                              {"colours", "plane", "down"});
+  randomize_trained(model);
+  pacer::modules::set_adapters(*model, {"default", "second"});
+  pacer::save_adapter(*model, folder + "/wide_first");
+  pacer::save_adapter(*model, folder + "/wide_second", "second");
+  put(folder + "/logits_two.safetensors", {{"logits", model->forward(ids)}});
+  Wide directed;
+  pacer::load_weights(*directed, folder + "/wide.safetensors");
+  pacer::modules::add_lora_to(*directed, pacer::modules::LoraOptions(3).alpha(5).dora(true),
+                              {"down", "head"});
+  randomize_trained(directed);
+  pacer::save_adapter(*directed, folder + "/wide_dora");
+  put(folder + "/logits_dora.safetensors", {{"logits", directed->forward(ids)}});
+}
+
+void read_wide(const std::string& folder) {
+  const torch::Tensor ids = get(folder + "/ids.safetensors").at("ids");
+  Wide model;
+  pacer::load_weights(*model, folder + "/wide.safetensors");
+  pacer::load_adapter(*model, folder + "/peft_wide");
+  put(folder + "/read-logits_wide.safetensors", {{"logits", model->forward(ids)}});
+  pacer::load_adapter(*model, folder + "/peft_second", pacer::LoadAdapterOptions().name("second"));
+  pacer::modules::set_adapters(*model, {"default", "second"});
+  put(folder + "/read-logits_two.safetensors", {{"logits", model->forward(ids)}});
+  Wide directed;
+  pacer::load_weights(*directed, folder + "/wide.safetensors");
+  pacer::load_adapter(*directed, folder + "/peft_dora");
+  put(folder + "/read-logits_dora.safetensors", {{"logits", directed->forward(ids)}});
+}
+
+void read_files(const std::string& folder, const std::vector<std::string>& kinds) {
   const torch::Tensor x = get(folder + "/input.safetensors").at("x");
   Net model;
   pacer::load_weights(*model, folder + "/base.safetensors");
@@ -126,7 +206,7 @@ void read_files(const std::string& folder) {
   pacer::load_adapter(*beside, folder + "/peft_beside");
   beside->eval();
   put(folder + "/read-logits_beside.safetensors", {{"logits", beside->forward(x)}});
-  for (const char* kind : {"plain", "nested"}) {
+  for (const std::string& kind : kinds) {
     Net quantized;
     const std::string from = folder + "/bitsandbytes-" + kind;
     pacer::load_weights(*quantized, from + ".safetensors");
@@ -141,13 +221,19 @@ void read_files(const std::string& folder) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string mode = argc == 3 ? argv[1] : "";
-  if (mode != "write" && mode != "read") {
-    std::fprintf(stderr, "usage: peft_actor write|read FOLDER\n");
+  const std::string mode = argc >= 3 ? argv[1] : "";
+  if (mode != "read" && (mode != "write" || argc > 3)) {
+    std::fprintf(stderr, "usage: peft_actor write FOLDER, or peft_actor read FOLDER [KIND...]\n");
     return 2;
   }
   try {
-    (mode == "write" ? write_files : read_files)(argv[2]);
+    if (mode == "write") {
+      write_files(argv[2]);
+      write_wide(argv[2]);
+    } else {
+      read_files(argv[2], {argv + 3, argv + argc});
+      read_wide(argv[2]);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

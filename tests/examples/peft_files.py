@@ -59,8 +59,27 @@ class Net(torch.nn.Module):
         return self.head(self.down(x + self.block.down(torch.tanh(self.block.up(x)))))
 
 
-def actor(mode, folder):
-    subprocess.run([ACTOR, mode, str(folder)], check=True)
+class Wide(torch.nn.Module):
+    """The model of peft_actor.cpp with every kind of layer that takes an adapter."""
+
+    def __init__(self):
+        super().__init__()
+        nn = torch.nn
+        self.colours, self.line, self.plane = nn.Embedding(9, 4), nn.Conv1d(4, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=2)
+        self.space, self.down, self.head = nn.Conv3d(3, 4, 2, bias=False), nn.Linear(24, 10), nn.Linear(10, 8)
+
+    def forward(self, ids):
+        x = torch.tanh(self.line(self.colours(ids).transpose(1, 2)))
+        x = torch.tanh(self.plane(x.view(-1, 6, 3, 4)))
+        x = torch.tanh(self.space(x.view(-1, 3, 2, 3, 4)))
+        return self.head(torch.tanh(self.down(x.flatten(1))))
+
+
+EVERY_LAYER = ["colours", "line", "plane", "space", "down", "head"]
+
+
+def actor(mode, folder, *kinds):
+    subprocess.run([ACTOR, mode, str(folder), *kinds], check=True)
 
 
 def base_model(folder):
@@ -146,6 +165,70 @@ def check_ours_in_peft(folder):
         return error
 
 
+def wide_model(folder):
+    model = Wide()
+    model.load_state_dict(load_file(folder / "wide.safetensors"))
+    return model.eval()
+
+
+def wide_logits(folder, model):
+    with torch.no_grad():
+        return model.eval()(load_file(folder / "ids.safetensors")["ids"])
+
+
+def check_ours_of_every_layer(folder):
+    """Adapters of convolutions and an embedding, two of them at once, and DoRA, which pacer wrote."""
+    model = peft.PeftModel.from_pretrained(wide_model(folder), folder / "wide_first")
+    adapted = {name.removeprefix("base_model.model.").split(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    expect(adapted == set(EVERY_LAYER), f"PEFT adapted {sorted(adapted)}")
+    wanted = {kind: load_file(folder / f"logits_{kind}.safetensors")["logits"] for kind in ("wide", "two", "dora")}
+    base = wide_logits(folder, wide_model(folder))
+    known = [base, *wanted.values()]
+    for i, a in enumerate(known):
+        expect(all((a - b).norm() > 0.1 * b.norm() for b in known[:i]), "two of the models compute the same")
+    errors = [close(wide_logits(folder, model), wanted["wide"], "PEFT with pacer's adapter of every layer")]
+    model.load_adapter(folder / "wide_second", "second")
+    model.base_model.set_adapter(["default", "second"])
+    errors.append(close(wide_logits(folder, model), wanted["two"], "PEFT with two adapters of pacer"))
+    directed = peft.PeftModel.from_pretrained(wide_model(folder), folder / "wide_dora")
+    expect(directed.peft_config["default"].use_dora, "PEFT read no DoRA")
+    errors.append(close(wide_logits(folder, directed), wanted["dora"], "PEFT with pacer's DoRA"))
+    return max(errors)
+
+
+def write_every_layer(folder):
+    """The same by PEFT: what the models with its adapters compute, by kind."""
+
+    def randomize(model):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                torch.nn.init.normal_(parameter, 0, 0.4)
+
+    torch.manual_seed(9)
+    wanted = {}
+    model = peft.get_peft_model(wide_model(folder), peft.LoraConfig(r=4, lora_alpha=6, target_modules=EVERY_LAYER))
+    randomize(model)
+    model.save_pretrained(folder / "peft_wide")
+    wanted["wide"] = wide_logits(folder, model)
+    model.add_adapter("second", peft.LoraConfig(r=2, lora_alpha=3, use_rslora=True, target_modules=["colours", "plane", "down"]))
+    model.set_adapter("second")
+    randomize(model)
+    model.save_pretrained(folder / "second_of_two", selected_adapters=["second"])
+    (folder / "second_of_two" / "second").rename(folder / "peft_second")
+    model.base_model.set_adapter(["default", "second"])
+    wanted["two"] = wide_logits(folder, model)
+    directed = peft.get_peft_model(wide_model(folder), peft.LoraConfig(r=3, lora_alpha=5, use_dora=True, target_modules=["down", "head"]))
+    randomize(directed)
+    directed.save_pretrained(folder / "peft_dora")
+    wanted["dora"] = wide_logits(folder, directed)
+    return wanted
+
+
+def check_theirs_of_every_layer(folder, wanted):
+    errors = [close(load_file(folder / f"read-logits_{kind}.safetensors")["logits"], logits, f"pacer with PEFT's files, {kind}") for kind, logits in wanted.items()]
+    return max(errors)
+
+
 def write_peft(folder, name="peft_adapter", **options):
     torch.manual_seed(5)
     config = peft.LoraConfig(r=3, lora_alpha=5, lora_dropout=0.2, target_modules=["up", "block.down"], **options)
@@ -166,17 +249,21 @@ with tempfile.TemporaryDirectory() as name:
             check_decoded(quantized_layers(folder / f"{kind}.safetensors"), load_file(folder / f"{kind}-decoded.safetensors"), f"pacer's {kind} file")
     if peft is not None:
         print(f"PEFT with pacer's adapter: logits differ by {check_ours_in_peft(folder):.1e}")
-    if missing:
+        print(f"PEFT with pacer's adapters of every layer: logits differ by {check_ours_of_every_layer(folder):.1e}")
+    if peft is None:
         print(f"PACER_SKIPPED: {'; '.join(missing)}")
         sys.exit(77)
 
     wanted = write_peft(folder)
     beside = write_peft(folder, "peft_beside", modules_to_save=["head"], rank_pattern={"up": 70}, alpha_pattern={"block.down": 2})
-    models = {kind: write_bitsandbytes(folder, kind == "nested") for kind in ("plain", "nested")}
-    actor("read", folder)
+    of_every_layer = write_every_layer(folder)
+    kinds = ("plain", "nested") if bitsandbytes is not None else ()
+    models = {kind: write_bitsandbytes(folder, kind == "nested") for kind in kinds}
+    actor("read", folder, *kinds)
     error = close(load_file(folder / "read-logits.safetensors")["logits"], wanted, "pacer with PEFT's adapter")
     close(load_file(folder / "read-logits_beside.safetensors")["logits"], beside, "pacer with PEFT's adapter and head")
     print(f"pacer with PEFT's adapter: logits differ by {error:.1e}")
+    print(f"pacer with PEFT's adapters of every layer: logits differ by {check_theirs_of_every_layer(folder, of_every_layer):.1e}")
     x = load_file(folder / "input.safetensors")["x"]
     for kind, model in models.items():
         file = f"bitsandbytes-{kind}.safetensors"
@@ -187,3 +274,6 @@ with tempfile.TemporaryDirectory() as name:
         error = ((both - load_file(folder / f"read-{kind}-logits.safetensors")["logits"]).norm() / both.norm()).item()
         expect(error < 4e-3, f"{file}: logits of PEFT over bitsandbytes and of pacer differ by {error}")
         print(f"an adapter over {file}: logits differ by {error:.1e}")
+    if missing:
+        print(f"PACER_SKIPPED: {'; '.join(missing)}")
+        sys.exit(77)
