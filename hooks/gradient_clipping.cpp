@@ -11,6 +11,7 @@
 #include <pacer/hooks/step_report.h>
 #include <pacer/optimizers/detail/group_clips.h>
 #include <pacer/optimizers/gradient_guard.h>
+#include <pacer/optimizers/onebit_muon.h>
 #include <pacer/optimizers/onebit_optimizer.h>
 
 namespace pacer {
@@ -30,6 +31,11 @@ void check_clipping(const GradientClippingOptions& options, bool is_alone) {
   require(!options.by_previous_norm() || (options.norm_type() == 2 && !options.group()),
           "GradientClippingOptions::by_previous_norm is about the Euclidean norm of all gradients; leave out "
           "norm_type and group, or by_previous_norm");
+}
+
+bool is_onebit(const torch::optim::Optimizer& optimizer) {
+  return dynamic_cast<const OneBitOptimizer*>(&optimizer) != nullptr ||
+         dynamic_cast<const OneBitMuon*>(&optimizer) != nullptr;
 }
 
 std::vector<detail::GradientClip> clips_of(const std::vector<GradientClippingOptions>& options) {
@@ -72,7 +78,7 @@ void GradientClipping::attach(SessionParts& parts) {
     for (const detail::GradientClip& clip : clips)
       detail::check_clip("GradientClipping", clip, parts.optimizer().param_groups().size());
     require(
-        dynamic_cast<const OneBitOptimizer*>(&parts.optimizer()) == nullptr,
+        !is_onebit(parts.optimizer()),
         "GradientClipping of a group or by a norm_type other than 2 needs gradients that are averaged over "
         "ranks, which those of a 1-bit optimizer are not; leave out group and norm_type");
     clips_ = std::make_shared<detail::GroupClips>(clips);

@@ -206,10 +206,16 @@ TEST_CASE("clipping that cannot be is refused in one sentence", "[session][clipp
     CHECK(contains(refusal([&] { session.use(GradientClipping(absent)); }), "parameter group 4"));
     session.use(GradientClipping(GradientClippingOptions(1.0).group(3)));  // nothing was changed
   }
-  OneBitAdam onebit(model->parameters(), OneBitAdamOptions(1e-3).freeze_step(10));
-  Session session(*model, onebit);
-  CHECK(contains(refusal([&] { session.use(GradientClipping(GradientClippingOptions(1.0).norm_type(1))); }),
-                 "1-bit optimizer"));
+  // Gradients of their ranks differ, so each rank would clip by another factor.
+  torch::nn::Linear matrix(torch::nn::LinearOptions(4, 4).bias(false));
+  OneBitAdam adam(matrix->parameters(), OneBitAdamOptions(1e-3).freeze_step(10));
+  OneBitMuon muon(matrix->parameters());
+  for (torch::optim::Optimizer* onebit :
+       {static_cast<torch::optim::Optimizer*>(&adam), static_cast<torch::optim::Optimizer*>(&muon)}) {
+    Session session(*matrix, *onebit);
+    CHECK(contains(refusal([&] { session.use(GradientClipping(GradientClippingOptions(1.0).norm_type(1))); }),
+                   "1-bit optimizer"));
+  }
 }
 
 TEST_CASE("a sparse gradient of a clipped group is refused, and nothing is changed",
