@@ -143,6 +143,27 @@ TEST_CASE("clip_group_gradient_norm refuses what cannot be, and changes nothing"
   }
 }
 
+TEST_CASE("gradients that are released are not clipped by group, and a Session clips by itself",
+          "[optimizer][clipping][clip-groups]") {
+  const auto trained = [](Sgd& run, Session& session) {
+    auto [x] = session.begin(torch::ones({1}));
+    session.backward(run.model->loss(x));
+    session.step();
+  };
+  {
+    Sgd run(at::kFloat);
+    run.optimizer.clip_group_gradient_norm(1, 1.0);
+    Session session(*run.model, run.optimizer);
+    CHECK(contains(refusal([&] { session.use(GradientRelease()); }), "clip_gradient_norm needs the norm"));
+    CHECK(contains(refusal([&] { trained(run, session); }), "leave it out and use GradientClipping"));
+    CHECK(same_bits(run.model->parameters(), FourGroups(at::kFloat)->parameters()));
+  }
+  Sgd run(at::kFloat);
+  Session session(*run.model, run.optimizer);
+  session.use(GradientClipping(GradientClippingOptions(1.0).group(1))).use(GradientRelease());
+  CHECK(contains(refusal([&] { trained(run, session); }), "GradientRelease updates parameters before"));
+}
+
 TEST_CASE("steps that are skipped for a norm are counted on", "[optimizer][clipping][clip-groups]") {
   Sgd run(at::kFloat);
   run.optimizer.clip_group_gradient_norm(1, 1.0, 0.005);  // 64^200 is no double
