@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <random>
-#include <sstream>
 
 #include <pacer/checkpoints/checkpoints.h>
 #include <pacer/checkpoints/detail/checkpoint_files.h>
@@ -15,30 +13,15 @@
 namespace pacer::detail {
 namespace {
 
-constexpr const char* kFirst = "-first";  // what the text of the first joint save of a program ends with
-
-// No two joint saves have the same: two attempts at one step may differ in what they hold.
-std::string new_text(bool is_first) {
-  std::random_device device;
-  char digits[33];
-  std::snprintf(digits, sizeof digits, "%08x%08x%08x%08x", device(), device(), device(), device());
-  return concatenate(digits, is_first ? kFirst : "");
-}
-
 std::string read_joint_text(const CheckpointInfo& checkpoint, const CheckpointManifest& manifest) {
-  constexpr int64_t kMaxBytes = 64;
   const CheckpointFile* file = find_file(manifest, kJointFile);
   if (file == nullptr) return "";
-  std::string text;
-  if (file->size <= kMaxBytes) {
-    const Checkpoint content = open_checkpoint(checkpoint.folder, std::vector<std::string>{kJointFile});
-    const std::vector<char>& bytes = content.files.at(kJointFile);
-    text.assign(bytes.begin(), bytes.end());
+  std::vector<char> bytes;
+  if (file->size <= kMaxJointBytes) {
+    const std::vector<std::string> names{kJointFile};
+    bytes = open_checkpoint(checkpoint.folder, names).files.at(kJointFile);
   }
-  const bool is_text = text.find_first_not_of("0123456789abcdefirst-") == std::string::npos;
-  require<FileError>(!text.empty() && is_text, checkpoint.folder, "/", kJointFile,
-                     " is not what pacer writes; remove that checkpoint");
-  return text;
+  return parse_joint_text(bytes, concatenate(checkpoint.folder, '/', kJointFile));
 }
 
 }  // namespace
@@ -52,29 +35,6 @@ std::vector<JointStep> list_joint_steps(const std::string& root) {
       !steps.empty() || list_checkpoints(root).empty(), "none of the checkpoints in ", root,
       " can be read; repair one, or remove them all, with those of the other Sessions, to begin anew");
   return steps;
-}
-
-std::string text_of(const std::vector<JointStep>& steps) {
-  std::string text;
-  for (const JointStep& each : steps) {
-    text += concatenate(each.step, ' ', each.text.empty() ? "alone" : each.text, '\n');
-  }
-  return text;
-}
-
-std::vector<JointStep> joint_steps_of(const std::string& text) {
-  std::vector<JointStep> steps;
-  std::istringstream in(text);
-  for (JointStep each; in >> each.step >> each.text;) {
-    if (each.text == "alone") each.text.clear();
-    steps.push_back(each);
-  }
-  return steps;
-}
-
-bool is_first_joint_save(const std::string& text) {
-  const std::string ending = kFirst;
-  return text.size() > ending.size() && text.compare(text.size() - ending.size(), ending.size(), ending) == 0;
 }
 
 void JointSaves::after_step(const Checkpoints& hook, bool is_due, bool stands_still) {
@@ -176,7 +136,7 @@ void JointSaves::save(bool stands_still) {
             "Session's step");
   }
   const std::vector<Checkpoints*> last = behind();
-  const std::string text = new_text(!saved_any_);
+  const std::string text = new_joint_text(!saved_any_);
   for (Checkpoints* each : hooks_) {
     if (std::count(last.begin(), last.end(), each) == 0) each->begin_save(text);
   }

@@ -7,11 +7,12 @@
 // behind all others.
 #pragma once
 
-#include <cstdint>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <pacer/checkpoints/detail/joint_steps.h>
 
 namespace pacer {
 
@@ -19,24 +20,8 @@ class Checkpoints;
 
 namespace detail {
 
-// The file of a checkpoint that was saved with those of other Sessions: what is the same in all of them.
-constexpr const char* kJointFile = "saved-together.txt";
-
-// A checkpoint on the disk. The text is empty where a Session saved it alone.
-struct JointStep {
-  int64_t step = 0;
-  std::string text;
-};
-
 // Those of Checkpoints::saved_steps, newest first. For rank 0. Says on stderr what it passed over.
 std::vector<JointStep> list_joint_steps(const std::string& root);
-
-// The same to and from a text that travels between ranks.
-std::string text_of(const std::vector<JointStep>& steps);
-std::vector<JointStep> joint_steps_of(const std::string& text);
-
-// True where the program had saved nothing together before.
-bool is_first_joint_save(const std::string& text);
 
 class JointSaves {
  public:
