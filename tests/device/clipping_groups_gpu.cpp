@@ -80,7 +80,7 @@ TEST_CASE("groups are clipped on a GPU as on a CPU, replayed or not", "[clipping
   for (const double order : {1.0, 2.0, 3.0, kInfinity}) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       CAPTURE(order, dtype);
-      const double bound = dtype == at::kDouble ? 1e-9 : 1e-5;
+      const double bound = dtype == at::kDouble ? 1e-9 : 1e-4;  // values of about 50
       const std::vector<Tensor> wanted = trained<FusedSgd>(at::kCPU, dtype, order, false);
       const std::vector<Tensor> plain = trained<FusedSgd>(kGpu, dtype, order, false);
       CHECK(distance(plain, wanted) < bound);
