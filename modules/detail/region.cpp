@@ -182,10 +182,10 @@ void Region::replay(const Tensors& x) {
   const NoAutocastCache no_cache;
   const ReplayMemory::Scope scope(memory_);
   replay->y = f_(replay->leaves);
-  require(memory_.end_second_run(replay->y), name_,
-          " returned what its last layer gave in forward, and something else when it was recomputed; it "
-          "depends on something "
-          "that is neither an argument nor state");
+  require(
+      memory_.end_second_run(replay->y), name_,
+      " returned what its last layer gave in forward, and something else when it was recomputed; it depends "
+      "on something that is neither an argument nor state");
   replay_ = std::move(replay);
 }
 
