@@ -12,6 +12,12 @@
 #include "support/samples.h"
 
 namespace pacer::testing::shards_onebit {
+namespace {
+
+// The norm of a group is one of averaged gradients, which these optimizers refuse.
+bool is_refused(const RegisteredHook& hook) { return hook.name == "clipping of a group by another norm"; }
+
+}  // namespace
 
 TEMPLATE_TEST_CASE("ranks of a node that share a 1-bit optimizer have the bits of those that do not",
                    "[shards][nodes][onebit_adam][onebit_lamb]", OneBitAdam, OneBitLamb) {
@@ -45,7 +51,7 @@ TEST_CASE("every hook goes with a 1-bit optimizer on nodes of one rank as with D
     Turns turns(5, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
-        if (!turns.is_next()) continue;
+        if (!turns.is_next() || is_refused(hook)) continue;
         CAPTURE(optimizer.name, hook.name, shards::name_of(what));
         // Over ranks first and over micro-steps then.
         if (what != Sharded::state && hook.kind == "accumulation") continue;
@@ -95,7 +101,7 @@ TEST_CASE("every hook goes with a 1-bit optimizer that the ranks of a node share
     Turns turns(5, first++);
     for (const RegisteredHook& hook : all_hooks()) {
       for (const Sharded what : {Sharded::state, Sharded::gradients, Sharded::parameters}) {
-        if (!turns.is_next()) continue;
+        if (!turns.is_next() || is_refused(hook)) continue;
         CAPTURE(optimizer.name, hook.name, shards::name_of(what));
         shards::Runs runs = shards::runs_of(optimizer, {hook}, 4, shards::sharded(what, ShardGroup::node), 2);
         for (int step = 0; step < 8; ++step) REQUIRE(shards::step_all(runs) == "");
