@@ -316,6 +316,8 @@ class _FusedOptimizer(Optimizer):
         super().__setstate__(state)
         self.__dict__.setdefault("_visible", {})
         self.__dict__.setdefault("_clips", {})
+        if max_norm := self.__dict__.pop("_max_norm", 0.0):  # in pickles from before there were other norms
+            self._clips[None] = (max_norm, 2.0)
         self.defaults.pop("differentiable", None)
         for group in self.param_groups:
             options_of.refuse_torchs(self._kind, self._options, group)

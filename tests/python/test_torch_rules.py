@@ -75,12 +75,18 @@ class Rule:
             norm = step(theirs, b, seed, 0.5)
             self.assertAlmostEqual(mine.gradient_norm() / norm.item(), 1, places=5)
         copied = copy.deepcopy(mine)
+        before = copy.deepcopy({**mine.__getstate__(), "_max_norm": 0.5})  # as older versions had it
+        del before["_clips"]
+        older = type(mine).__new__(type(mine))
+        older.__setstate__(before)
         mine.load_state_dict(copy.deepcopy(mine.state_dict()))
         step(mine, a, 7)
         step(copied, copied.param_groups[0]["params"], 7)
+        step(older, older.param_groups[0]["params"], 7)
         step(theirs, b, 7, 0.5)
         self.near(a, b)
         self.near(copied.param_groups[0]["params"], b)
+        self.near(older.param_groups[0]["params"], b)
         mine.clip_gradient_norm(0)
         step(mine, a, 8)
         step(theirs, b, 8)
