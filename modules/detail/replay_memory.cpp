@@ -55,8 +55,8 @@ void ReplayMemory::note_result(const at::Tensor& result) {
   if (innermost == nullptr) return;
   ReplayMemory& memory = innermost->memory_;
   ++memory.noted_;
-  memory.last_ = result;
-  memory.last_version_ = result._version();
+  memory.last_ = result.is_inference() ? at::Tensor() : result;  // those have no version
+  if (memory.last_.defined()) memory.last_version_ = result._version();
 }
 
 bool ReplayMemory::is_last(const Tensors& results) const {

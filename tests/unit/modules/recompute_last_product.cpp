@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/ops/randn.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/types.h>
 #include <torch/utils.h>
 
@@ -92,6 +93,14 @@ TEST_CASE("a recomputed region leaves out the last product of a fused layer that
         {"one layer twice", [&](const Tensor& x) { return net->first(net->first(x)); }},
         {"a network without its residual", [&](const Tensor& x) { return net->mlp(net->first(x)); }},
         {"behind other operators", [&](const Tensor& x) { return net->first(x.sin()); }},
+        {"behind a layer without a graph",
+         [&](const Tensor& x) {
+           const auto teacher = [&] {
+             const c10::InferenceMode inference;
+             return net->second(x.detach());
+           };
+           return net->first(x * teacher().clone());
+         }},
     };
     for (const auto& [name, run] : ends) {
       CAPTURE(name);
