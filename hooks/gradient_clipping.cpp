@@ -18,10 +18,7 @@ namespace pacer {
 namespace {
 
 void check_clipping(const GradientClippingOptions& options, bool is_alone) {
-  require(std::isfinite(options.max_norm()) && options.max_norm() > 0,
-          "GradientClipping needs a finite norm > 0, not ", options.max_norm());
-  require(options.norm_type() > 0, "GradientClipping needs a norm_type > 0, such as 1, 2 or infinity, not ",
-          options.norm_type());
+  detail::check_clip("GradientClipping", {options.max_norm(), options.norm_type(), std::nullopt}, 0);
   require(!options.group() || *options.group() >= 0,
           "GradientClippingOptions::group counts from 0 and cannot be ", options.group().value_or(0));
   require(
