@@ -50,7 +50,7 @@ void encode_moments_cpu(Moment moment, const float* values, int64_t count, void*
       const int64_t end = std::min(begin + kMomentGroup, count);
       uint32_t largest = 0;
       for (int64_t i = begin; i < end; ++i) largest = std::max(largest, kind.measure(values[i]));
-      const Float16 scale = Codes::scale(largest);
+      const Float16 scale = kind.scale_of(largest);
       const decltype(kind) group(scale);
       for (int64_t i = begin; i < end; ++i) written[i] = group.encode(values[i]);
       scales[begin / kMomentGroup] = scale.bits;

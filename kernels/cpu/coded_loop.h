@@ -86,8 +86,8 @@ PACER_TARGET_CLONES static void step_coded_groups(const CodedGroups<Format, kSto
       largest = std::max(largest, Format::First::measure(exp_avg[i]));
       largest_sq = std::max(largest_sq, Format::Second::measure(exp_avg_sq[i]));
     }
-    range.exp_avg_scale[g] = Format::scale(largest);
-    range.exp_avg_sq_scale[g] = Format::scale(largest_sq);
+    range.exp_avg_scale[g] = Format::First::scale_of(largest);
+    range.exp_avg_sq_scale[g] = Format::Second::scale_of(largest_sq);
     const typename Format::First now(range.exp_avg_scale[g]);
     const typename Format::Second now_sq(range.exp_avg_sq_scale[g]);
     PACER_SIMD

@@ -72,8 +72,8 @@ PACER_TARGET_CLONES void moments_of_groups(const CodedGroups<Codes, kStorage>& r
       largest = std::max(largest, Codes::First::measure(exp_avg[i]));
       largest_sq = std::max(largest_sq, Codes::Second::measure(exp_avg_sq[i]));
     }
-    range.exp_avg_scale[g] = Codes::scale(largest);
-    range.exp_avg_sq_scale[g] = Codes::scale(largest_sq);
+    range.exp_avg_scale[g] = Codes::First::scale_of(largest);
+    range.exp_avg_sq_scale[g] = Codes::Second::scale_of(largest_sq);
     const Codes::First now(range.exp_avg_scale[g]);
     const Codes::Second now_sq(range.exp_avg_sq_scale[g]);
     PACER_SIMD

@@ -64,7 +64,7 @@ PACER_TARGET_CLONES void momentum_of_groups(const CodedMomentum<Param>& r, const
       momentum[i] = new_momentum(range, begin + i, was, /*nesterov=*/false, scalars, direction);
     }
     for (int64_t i = 0; i < count; ++i) largest = std::max(largest, First::measure(momentum[i]));
-    range.scale[begin / kMomentumGroup] = EightBitMoments::scale(largest);
+    range.scale[begin / kMomentumGroup] = EightBitMoments::First::scale_of(largest);
     const First now(range.scale[begin / kMomentumGroup]);
     PACER_SIMD
     for (int64_t i = 0; i < count; ++i) range.exp_avg[begin + i] = now.encode(momentum[i]);

@@ -39,8 +39,8 @@ __device__ __forceinline__ void advance(Packet<kStorage>& packet, int count,
     largest = max(largest, Codes::First::measure(exp_avg[k]));
     largest_sq = max(largest_sq, Codes::Second::measure(exp_avg_sq[k]));
   }
-  scale = Codes::scale(largest_of_group<kLanes>(largest));
-  scale_sq = Codes::scale(largest_of_group<kLanes>(largest_sq));
+  scale = Codes::First::scale_of(largest_of_group<kLanes>(largest));
+  scale_sq = Codes::Second::scale_of(largest_of_group<kLanes>(largest_sq));
   const Codes::First now(scale);
   const Codes::Second now_sq(scale_sq);
 #pragma unroll

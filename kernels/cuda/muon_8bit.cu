@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
       if (count > 0) store_up_to(direction + first, count, whole, d);
       continue;
     }
-    const Float16 fresh = Codes::scale(largest_of_group<kLanes>(largest));
+    const Float16 fresh = Codes::First::scale_of(largest_of_group<kLanes>(largest));
     const Codes::First now(fresh);
 #pragma unroll
     for (int k = 0; k < kMine; ++k) code[k] = now.encode(momentum[k]);

@@ -152,11 +152,12 @@ PACER_HOST_DEVICE void update_moments(Real g, const Scalars& s, Real& exp_avg, R
   exp_avg_sq = fma_(s.beta2, exp_avg_sq, mul_(mul_(s.one_minus_beta2, g), g));
 }
 
-// m / (sqrt(v) / sqrt(c2) + epsilon)
-template <class Real, class Scalars>
-PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars& s) {
-  const Real denominator = fma_(sqrt_of_often_zero(second_moment), s.inverse_sqrt_correction, s.epsilon);
-  return div_often_zero(exp_avg, denominator);
+// m / (sqrt(v) / sqrt(c2) + epsilon). `operations` takes the root and the quotient, here and below.
+template <class Real, class Scalars, class Operations = AnyOperands>
+PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars& s,
+                                 Operations&& operations = {}) {
+  const Real denominator = fma_(operations.root(second_moment), s.inverse_sqrt_correction, s.epsilon);
+  return operations.quotient(exp_avg, denominator);
 }
 
 // One step of one element. `decay_mode` is passed beside the scalars so that a loop can make it a constant.
@@ -165,8 +166,9 @@ PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars
 //   p -= (learning_rate / c1) * m / (sqrt(v) / sqrt(c2) + epsilon)
 // Valid range: finite inputs whose g^2 is finite; outside it IEEE rules apply (an infinite gradient gives
 // NaN).
-template <class Real, bool kAmsgrad>
-PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& s, WeightDecay decay_mode) {
+template <class Real, bool kAmsgrad, class Operations = AnyOperands>
+PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& s, WeightDecay decay_mode,
+                                 Operations&& operations = {}) {
   Real g = mul_(s.factor, e.gradient);
   if (decay_mode == WeightDecay::l2) g = fma_(s.l2, e.parameter, g);
   if (decay_mode == WeightDecay::decoupled) e.parameter = fma_(-s.decay, e.parameter, e.parameter);
@@ -176,7 +178,7 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
     e.max_exp_avg_sq = e.max_exp_avg_sq >= second_moment ? e.max_exp_avg_sq : second_moment;
     second_moment = e.max_exp_avg_sq;
   }
-  e.parameter = fma_(-s.step_size, over_root(e.exp_avg, second_moment, s), e.parameter);
+  e.parameter = fma_(-s.step_size, over_root(e.exp_avg, second_moment, s, operations), e.parameter);
 }
 
 // The same as a rule. A rule that needs nothing but the element and the scalars of its step is a struct with
@@ -192,9 +194,10 @@ struct AdamRule {
   static constexpr bool kSecondMoment = true;
   static constexpr bool kMaxMoment = kAmsgrad;
 
-  template <class Real>
-  PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s) {
-    adam_step<Real, kAmsgrad>(e, s, s.decay_mode);
+  template <class Real, class Operations = AnyOperands>
+  PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s,
+                                     Operations&& operations = {}) {
+    adam_step<Real, kAmsgrad>(e, s, s.decay_mode, operations);
   }
 };
 

@@ -96,6 +96,19 @@ PACER_HOST_DEVICE float div_often_zero(float a, float b) {
 }
 PACER_HOST_DEVICE double div_often_zero(double a, double b) { return div_(a, b); }
 
+// Both, as what a function is given that may be called with other means for operands that are known better, such as
+// cuda/ordinary_operands.cuh.
+struct AnyOperands {
+  template <class Real>
+  PACER_HOST_DEVICE Real root(Real a) const {
+    return sqrt_of_often_zero(a);
+  }
+  template <class Real>
+  PACER_HOST_DEVICE Real quotient(Real a, Real b) const {
+    return div_often_zero(a, b);
+  }
+};
+
 // 1 / a rounded to nearest even, where both are normal numbers. On the device these are the steps of its own division for
 // such numbers, without those for others, which cost as much again; what it makes of others is another number
 // than on the host.
