@@ -9,7 +9,7 @@ template <bool kAmsgrad, WeightDecay kDecay>
 struct AdamWith : AdamRule<kAmsgrad> {
   template <class Real>
   PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s) {
-    adam_step<Real, kAmsgrad>(e, s, kDecay);
+    adam_step<Real, kAmsgrad>(e, s, kDecay, AnyOperands());
   }
 };
 

@@ -4,7 +4,9 @@
 // order. Compile it with --fmad=false.
 //
 // A step is bound by instructions. So a warp of whole packets takes the short way of ordinary_operands.cuh, in which eight
-// elements go side by side; where an operand was not ordinary it begins again on the long way, which all others go.
+// elements go side by side; where an operand was not ordinary it begins again on the long way, which all others go. For that
+// the rule's only root is that of its new second moment, and its only quotient that of its new first moment by what
+// over_root() makes of the root.
 #pragma once
 
 #include <pacer/kernels/cuda/coded_packet.cuh>
@@ -34,16 +36,16 @@ template <class Format, AdamStorage kStorage>
 struct CodedElements {
   static constexpr int kLanes = Format::kGroup / kCodedPacket;
   CodedPacket<Format, kStorage, kCodedPacket> packet;
-  Float16 scale{}, scale_sq{};
+  Float16 scale, scale_sq;
 
   __device__ __forceinline__ void load(const CodedPlace<Format>& place) {
     packet.load(*place.tensor, place.gradient, place.first, place.count, place.whole);
-    scale = *place.scale();
-    scale_sq = *place.scale_sq();
+    scale = place.count > 0 ? *place.scale() : Float16{};
+    scale_sq = place.count > 0 ? *place.scale_sq() : Float16{};
   }
   __device__ __forceinline__ void store(const CodedPlace<Format>& place) const {
     packet.store(*place.tensor, place.first, place.count, place.whole);
-    if (threadIdx.x % kLanes == 0) {
+    if (threadIdx.x % kLanes == 0 && place.count > 0) {
       *place.scale() = scale;
       *place.scale_sq() = scale_sq;
     }
@@ -77,9 +79,12 @@ __device__ __forceinline__ bool step_ordinary(CodedElements<Format, kStorage>& m
     exp_avg[k] = e.exp_avg;
     root[k] = operations.root(e.exp_avg_sq);
   }
-  if (!__all_sync(0xFFFFFFFFu, operations.all_were() && parameters.all_were())) return false;
-  mine.scale = Format::First::scale_of(largest_of_group<kLanes>(operations.largest_dividend()));
-  mine.scale_sq = Format::Second::scale_of(largest_of_group<kLanes>(operations.largest_square()));
+  const bool ordinary = operations.all_were() & parameters.all_were() & has_ordinary_denominators(scalars);
+  if (!__all_sync(0xFFFFFFFFu, ordinary)) return false;
+  const uint32_t largest = largest_of_group<kLanes>(operations.largest_dividend());
+  const uint32_t largest_sq = largest_of_group<kLanes>(operations.largest_square());
+  mine.scale = Format::ordinary_scale(float_of(largest));
+  mine.scale_sq = Format::ordinary_scale(operations.root(float_of(largest_sq)));
   const typename Format::First now(mine.scale);
   const typename Format::Second now_sq(mine.scale_sq);
 #pragma unroll
@@ -98,7 +103,7 @@ __device__ __noinline__ void step_any(const CodedPlace<Format> place, const Adam
   constexpr int kMine = kCodedPacket;
   constexpr int kLanes = Format::kGroup / kMine;
   CodedElements<Format, kStorage> mine;
-  if (place.count > 0) mine.load(place);
+  mine.load(place);
   uint32_t random16[kMine] = {};
   draw_random16<kStorage, kMine>(scalars, place.tensor->first_element + place.first, random16);
   const typename Format::First was(mine.scale);
@@ -130,43 +135,43 @@ __device__ __noinline__ void step_any(const CodedPlace<Format> place, const Adam
     mine.packet.exp_avg[k] = now.encode(exp_avg[k]);
     mine.packet.exp_avg_sq[k] = now_sq.encode(exp_avg_sq[k]);
   }
-  if (place.count > 0) mine.store(place);
+  mine.store(place);
 }
 
+// How many blocks a multiprocessor must hold, which bounds registers to 64: 0.95 of the time of a step with remainders, and
+// nothing spills that the short way needs. Stochastic rounding needs more.
+template <AdamStorage kStorage>
+constexpr int kCodedBlocks =
+    kStorage == AdamStorage::bf16_stochastic ? 0 : 32 * kWarp / kCodedThreads<kStorage>;
+
 template <class Rule, class Format, AdamStorage kStorage>
-__global__ void __launch_bounds__(kCodedThreads<kStorage>)
+__global__ void __launch_bounds__(kCodedThreads<kStorage>, kCodedBlocks<kStorage>)
     coded_kernel(const AdamTiles table, const AdamTensor* __restrict__ tensors,
                  const AdamGradient* __restrict__ gradients, const StepScalars* group_scalars) {
-  constexpr int kMine = kCodedPacket;
-  using Packet = CodedPacket<Format, kStorage, kMine>;
   // A warp has one tile, so that all its threads leave together or none.
   const auto [tile, index, lane] = my_tile<kCodedThreads<kStorage>>(table);
   const AdamGradient gradient = gradients[tile.tensor];
-  const AdamTensor* const tensor = tensors + tile.tensor;
+  const AdamTensor tensor = tensors[tile.tensor];
   const int tile_count = gradient.gradient == nullptr ? 0 : static_cast<int>(tile.count);
-  const int count = min(max(tile_count - lane * kMine, 0), kMine);
-  const int64_t first = tile.offset + lane * kMine;
-  const AdamTensor loaded = *tensor;  // at once, not pointer by pointer
-  const bool whole = count == kMine && Packet::is_aligned(loaded, gradient.gradient);
-  // The scalars of this step, or null where nothing is to be done.
-  const auto wait = [&]() -> const AdamScalars<float>* {
+  const int64_t first = tile.offset + lane * kCodedPacket;
+  const int count = min(max(tile_count - lane * kCodedPacket, 0), kCodedPacket);
+  const bool whole = count == kCodedPacket &&
+                     CodedPacket<Format, kStorage, kCodedPacket>::is_aligned(tensor, gradient.gradient);
+  const auto& scalars = group_scalars[gradient.scalars].template as<AdamScalars<float>>();
+  // Whether there is anything to do.
+  const auto wait = [&] {
     wait_for_previous_kernel();  // by every thread, so that this kernel never ends before the one ahead of it
-    if (tile_count == 0) return nullptr;
-    const auto& scalars = group_scalars[gradient.scalars].template as<AdamScalars<float>>();
-    return scalars.skip ? nullptr : &scalars;
+    return tile_count > 0 && !scalars.skip;
   };
-  const AdamScalars<float>* scalars;
   if (__all_sync(0xFFFFFFFFu, whole)) {
-    const CodedPlace<Format> place{&loaded, gradient.gradient, first, kMine, true};
+    const CodedPlace<Format> place{&tensor, gradient.gradient, first, kCodedPacket, true};
     CodedElements<Format, kStorage> mine;
     mine.load(place);
-    scalars = wait();
-    if (scalars == nullptr || step_ordinary<Rule>(mine, place, *scalars)) return;
+    if (!wait() || step_ordinary<Rule>(mine, place, scalars)) return;
   } else {
-    scalars = wait();
-    if (scalars == nullptr) return;
+    if (!wait()) return;
   }
-  step_any<Rule, Format, kStorage>({tensor, gradient.gradient, first, count, whole}, *scalars);
+  step_any<Rule, Format, kStorage>({tensors + tile.tensor, gradient.gradient, first, count, whole}, scalars);
 }
 
 // Does what elements_cuda does, for a format of moments and every dtype set but fp64.

@@ -9,13 +9,13 @@
 namespace pacer::kernels {
 
 // The first `count` of N consecutive elements of memory, or with `whole` all of them as one packet, aligned as for
-// load_packet. The others are neither read nor written.
+// load_packet. The others are neither read, but zeros, nor written.
 template <class T, int N>
 __device__ __forceinline__ void load_up_to(const T* memory, int count, bool whole, T (&values)[N]) {
   if (whole) return load_packet(memory, values);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
-    if (k < count) values[k] = memory[k];
+    values[k] = k < count ? memory[k] : T{};
   }
 }
 template <class T, int N>
@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_up_to(T* memory, int count, bool whole, co
   }
 }
 
-// N consecutive elements in registers; those from `count` on are zeros, and are neither read nor written in memory.
+// N consecutive elements in registers, of which a load and a store have the first `count`, as above.
 template <class Format, AdamStorage kStorage, int N>
 struct CodedPacket {
   using Types = StorageOf<kStorage>;
@@ -35,21 +35,22 @@ struct CodedPacket {
   using Extra = typename Types::Extra;
   using FirstCode = typename Format::FirstCode;
   using SecondCode = typename Format::SecondCode;
-  Param gradient[N]{};
-  Param parameter[N]{};
-  Extra extra[N]{};
-  FirstCode exp_avg[N]{};
-  SecondCode exp_avg_sq[N]{};
+  Param gradient[N];
+  Param parameter[N];
+  Extra extra[N];
+  FirstCode exp_avg[N];
+  SecondCode exp_avg_sq[N];
 
   __device__ static bool is_aligned(const AdamTensor& t, const void* g) {
-    bool aligned = is_packet_aligned<Param, N>(static_cast<const Param*>(g)) &&
-                   is_packet_aligned<Param, N>(static_cast<const Param*>(t.parameter)) &&
-                   is_packet_aligned<FirstCode, N>(static_cast<const FirstCode*>(t.exp_avg)) &&
-                   is_packet_aligned<SecondCode, N>(static_cast<const SecondCode*>(t.exp_avg_sq));
-    if constexpr (Types::kHasExtra) {
-      aligned = aligned && is_packet_aligned<Extra, N>(static_cast<const Extra*>(t.master_or_remainder));
-    }
-    return aligned;
+    uintptr_t odd = beyond<Param>(g) | beyond<Param>(t.parameter) | beyond<FirstCode>(t.exp_avg) |
+                    beyond<SecondCode>(t.exp_avg_sq);
+    if constexpr (Types::kHasExtra) odd |= beyond<Extra>(t.master_or_remainder);
+    return odd == 0;
+  }
+  // The bytes between a pointer and what is aligned for a packet before it.
+  template <class T>
+  __device__ static uintptr_t beyond(const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) & (kPacketAlignment<T, N> - 1);
   }
 
   __device__ __forceinline__ void load(const AdamTensor& t, const void* g, int64_t i, int count, bool whole) {

@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kUnitThreads)
     auto* const exp_avg_sq_scale = static_cast<Float16*>(tensor.exp_avg_sq_scale) + first / Codes::kGroup;
     Packet<kStorage> packet;
     Float16 scale{}, scale_sq{};
+    packet.load(tensor, gradient.gradient, first, count, whole);
     if (count > 0) {
-      packet.load(tensor, gradient.gradient, first, count, whole);
       scale = *exp_avg_scale;
       scale_sq = *exp_avg_sq_scale;
     }
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(kCodedThreads<kStorage>)
   const bool whole = count == kMine && Packet<kStorage>::is_aligned(tensor, nullptr);
   Packet<kStorage> packet;
   Float16 scale{}, scale_sq{};
+  packet.load_state(tensor, first, count, whole);
   if (count > 0) {
-    packet.load_state(tensor, first, count, whole);
     scale = static_cast<const Float16*>(tensor.exp_avg_scale)[first / Codes::kGroup];
     scale_sq = static_cast<const Float16*>(tensor.exp_avg_sq_scale)[first / Codes::kGroup];
   }

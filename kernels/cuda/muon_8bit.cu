@@ -43,14 +43,12 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = tile.offset + place;
     const int count = min(max(elements - place, 0), kMine);
     const bool whole = count == kMine && aligned;
-    Param g[kMine]{};
-    int8_t code[kMine]{};
+    Param g[kMine];
+    int8_t code[kMine];
     Float16 scale{};
-    if (count > 0) {
-      load_up_to(own_gradient + first, count, whole, g);
-      load_up_to(static_cast<const int8_t*>(exp_avg) + first, count, whole, code);
-      scale = scales[first / Codes::kGroup];
-    }
+    load_up_to(own_gradient + first, count, whole, g);
+    load_up_to(static_cast<const int8_t*>(exp_avg) + first, count, whole, code);
+    if (count > 0) scale = scales[first / Codes::kGroup];
     const Codes::First was(scale);
     float momentum[kMine];
     Direction d[kMine];

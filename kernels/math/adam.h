@@ -153,11 +153,22 @@ PACER_HOST_DEVICE void update_moments(Real g, const Scalars& s, Real& exp_avg, R
 }
 
 // m / (sqrt(v) / sqrt(c2) + epsilon). `operations` takes the root and the quotient, here and below.
-template <class Real, class Scalars, class Operations = AnyOperands>
+template <class Real, class Scalars, class Operations>
 PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars& s,
-                                 Operations&& operations = {}) {
+                                 Operations&& operations) {
   const Real denominator = fma_(operations.root(second_moment), s.inverse_sqrt_correction, s.epsilon);
   return operations.quotient(exp_avg, denominator);
+}
+template <class Real, class Scalars>
+PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars& s) {
+  return over_root(exp_avg, second_moment, s, AnyOperands());
+}
+
+// Whether the denominator is within 2^-60 and 2^31 for every root up to 2^15.
+template <class Scalars>
+PACER_HOST_DEVICE bool has_ordinary_denominators(const Scalars& s) {
+  return s.epsilon >= 0x1p-60f && s.epsilon <= 0x1p30f && s.inverse_sqrt_correction >= 0 &&
+         s.inverse_sqrt_correction <= 0x1p15f;
 }
 
 // One step of one element. `decay_mode` is passed beside the scalars so that a loop can make it a constant.
@@ -166,9 +177,9 @@ PACER_HOST_DEVICE Real over_root(Real exp_avg, Real second_moment, const Scalars
 //   p -= (learning_rate / c1) * m / (sqrt(v) / sqrt(c2) + epsilon)
 // Valid range: finite inputs whose g^2 is finite; outside it IEEE rules apply (an infinite gradient gives
 // NaN).
-template <class Real, bool kAmsgrad, class Operations = AnyOperands>
+template <class Real, bool kAmsgrad, class Operations>
 PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& s, WeightDecay decay_mode,
-                                 Operations&& operations = {}) {
+                                 Operations&& operations) {
   Real g = mul_(s.factor, e.gradient);
   if (decay_mode == WeightDecay::l2) g = fma_(s.l2, e.parameter, g);
   if (decay_mode == WeightDecay::decoupled) e.parameter = fma_(-s.decay, e.parameter, e.parameter);
@@ -189,6 +200,8 @@ PACER_HOST_DEVICE void adam_step(AdamElement<Real>& e, const AdamScalars<Real>& 
 //   static constexpr bool kMaxMoment;     // it has max_exp_avg_sq
 //   template <class Real>                 // changes parameter and moments; float, or double for fp64
 //   PACER_HOST_DEVICE static void step(AdamElement<Real>& element, const AdamScalars<Real>& scalars);
+//
+// For cuda/coded_loop.cuh a step also takes `operations`.
 template <bool kAmsgrad>
 struct AdamRule {
   static constexpr bool kSecondMoment = true;
@@ -196,7 +209,7 @@ struct AdamRule {
 
   template <class Real, class Operations = AnyOperands>
   PACER_HOST_DEVICE static void step(AdamElement<Real>& e, const AdamScalars<Real>& s,
-                                     Operations&& operations = {}) {
+                                     Operations&& operations = Operations()) {
     adam_step<Real, kAmsgrad>(e, s, s.decay_mode, operations);
   }
 };

@@ -141,6 +141,15 @@ PACER_HOST_DEVICE float smaller(float a, float b) {
 #endif
 }
 
+// The smaller of 1 and a number that is not below 0.
+PACER_HOST_DEVICE float at_most_1(float a) {
+#if defined(__CUDA_ARCH__)
+  return __saturatef(a);
+#else
+  return smaller(a, 1.0f);
+#endif
+}
+
 // 1 - base^exponent for base in [0, 1) and exponent >= 0, by binary powering with the rounding errors carried
 // along (two doubles a factor): accurate to a few units of 2^-53 of the result even where base^exponent is
 // close to 1, and the same bits on host and device, which `pow` does not promise.

@@ -41,13 +41,15 @@ struct EightBitMoments {
   // - From 65504 on it is that number, the largest of fp16, and what is larger has the last code.
   // - A group with a NaN or an infinity has a scale of NaN, and is NaN as a whole when it is read.
   PACER_HOST_DEVICE static Float16 stored_scale(uint32_t largest) {
-    const float value = float_of(largest);
+    const uint32_t finite = largest >= bits_of(65504.0f) ? 0x7BFFu : ordinary_scale(float_of(largest)).bits;
+    return {static_cast<uint16_t>(largest >= 0x7F800000u ? 0x7E00u : finite)};
+  }
+  // The same for a number below 65504.
+  PACER_HOST_DEVICE static Float16 ordinary_scale(float value) {
     const Float16 nearest = to_float16(value);
     const bool up = value < 0x1p-14f && to_float(nearest) < value;
     const auto bits = static_cast<uint16_t>(nearest.bits + (up ? 1 : 0));
-    const auto finite = static_cast<uint16_t>(value >= 65504.0f ? 0x7BFFu : bits);
-    const auto or_zero = static_cast<uint16_t>(value < 0x1p-32f ? 0u : finite);
-    return {static_cast<uint16_t>(largest >= 0x7F800000u ? 0x7E00u : or_zero)};
+    return {value < 0x1p-32f ? uint16_t{0} : bits};
   }
 
   // The first moments of a group.
@@ -65,7 +67,7 @@ struct EightBitMoments {
     PACER_HOST_DEVICE float decode(int8_t code) const {
       return decode_shifted(above_2_23(static_cast<uint8_t>(code ^ 0x80)));
     }
-    // Of 2^23 + 128 + code.
+    // The same, given 2^23 + 128 + code.
     PACER_HOST_DEVICE float decode_shifted(float shifted) const {
       const float number = shifted - (0x1p23f + 128.0f);
       return mul_(mul_(number, reciprocal_of_normal(254.0f - magnitude(number))), scale);
@@ -96,15 +98,15 @@ struct EightBitMoments {
           codes_each(scale > 0.0f ? mul_(255.0f, reciprocal_of_normal(limit)) : 0.0f),
           least_each(scale > 0.0f ? 0x1p80f : 0.0f) {}
 
-    // As for First, and the largest root is the root of the largest. What is below zero, which no step leaves, lies above
-    // all, as its root is NaN.
+    // The same as of First, as the largest root is the root of the largest. What is below zero, which no step leaves, lies
+    // above all, because its root is NaN.
     PACER_HOST_DEVICE static uint32_t measure(float v) { return bits_of(v + 0.0f); }
     PACER_HOST_DEVICE static Float16 scale_of(uint32_t largest) {
       return stored_scale(ordered_magnitude(sqrt_of_often_zero(float_of(largest))));
     }
     // The last code is the scale itself.
     PACER_HOST_DEVICE float decode(uint8_t code) const { return decode_shifted(above_2_23(code)); }
-    // Of 2^23 + code.
+    // The same, given 2^23 + code.
     PACER_HOST_DEVICE float decode_shifted(float shifted) const {
       const float root = smaller(mul_(shifted - 0x1p23f, step), scale);  // NaN where that is the scale
       return mul_(root, root);
@@ -112,10 +114,10 @@ struct EightBitMoments {
     PACER_HOST_DEVICE uint8_t encode(float v) const {
       return encode_ordinary_root(smaller(sqrt_of_often_zero(v), limit));
     }
-    // Of the root of v, where the largest root of the group is below 65504.
+    // The same, given the root of v, where the largest root of the group is below 65504.
     PACER_HOST_DEVICE uint8_t encode_ordinary_root(float s) const {
       const float code = fma_(s, codes_each, kShiftToInteger);
-      const float least = smaller(mul_(s, least_each), 1.0f);
+      const float least = at_most_1(mul_(s, least_each));
       return static_cast<uint8_t>(bits_of(larger(code, kShiftToInteger + least)));
     }
   };

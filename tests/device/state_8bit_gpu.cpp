@@ -86,6 +86,37 @@ TEMPLATE_TEST_CASE("moments of any size have the same codes on GPU and CPU", "[a
   });
 }
 
+// A warp takes a short way where all of its operands are of ordinary size: here some are just inside of what that is, some
+// just outside, denominators have no epsilon, and somebody has written parameters.
+TEMPLATE_TEST_CASE("operands that are hardly ordinary have the CPU's bits with state in 8 bits",
+                   "[adam8][gpu]", FusedAdam, FusedAdamW) {
+  PACER_NEEDS_GPU();
+  for_every_mode([](const Mode& mode) {
+    const bool is_half = mode.dtype == at::kHalf;
+    for (const double epsilon : {1e-8, 0.0, 1e-18}) {
+      for (const auto& [low, high] : {std::pair(-20.0, -12.0), std::pair(3.5, 5.5), std::pair(-4.0, -3.0)}) {
+        CAPTURE(epsilon, low, high);
+        torch::manual_seed(94);
+        const auto options = OptionsOf<TestType>(0.01).weight_decay(0.1).eps(epsilon).state_bits(8).seed(7);
+        BothDevices<TestType> both(random_parameters({{64, 512}, {300}}, mode.dtype),
+                                   with_mode(options, mode));
+        for (int step = 0; step < 5; ++step) {
+          set_spread_gradients(both, is_half ? std::max(low, -7.0) : low,
+                               is_half ? std::min(high, 4.5) : high);
+          for (const Tensor& all : {both.cpu[0], both.gpu[0]}) {
+            const torch::NoGradGuard no_grad;
+            if (epsilon > 0) all.grad().slice(0, 0, 64, 7).zero_();
+            if (step == 2) all.data()[3].zero_();
+            if (step == 3) all.data()[9].fill_(-0.0);
+          }
+          both.step();
+        }
+        CHECK(both.differs() == "");
+      }
+    }
+  });
+}
+
 TEMPLATE_TEST_CASE("a gradient that is not finite spoils the same groups on GPU and CPU", "[adam8][gpu]",
                    FusedAdamW, FusedLamb) {
   PACER_NEEDS_GPU();

@@ -107,7 +107,7 @@ void step_by_elements(CodedArrays& coded, const RuleSettings& settings, int64_t 
       std::memcpy(&stored.extra, arrays.at(kExtra, i), sizeof stored.extra);
     const auto at = static_cast<size_t>(i);
     AdamElement<float> e{load(stored.gradient), load_parameter(stored), m[at], v[at], 0};
-    adam_step<float, false>(e, scalars, settings.decay_mode);
+    adam_step<float, false>(e, scalars, settings.decay_mode, AnyOperands());
     const int64_t real = first_element + i;
     const PhiloxCounter draw = rounding_draw(settings.seed, step, real / 8);
     store_parameter(e.parameter, draw.word[real % 8 / 2] >> real % 2 * 16 & 0xFFFF, stored);
