@@ -114,4 +114,33 @@ struct OrdinaryParameters<AdamStorage::bf16_remainder, N> {
   }
 };
 
+// The same with a correction in 8 bits.
+template <int N>
+struct OrdinaryParameters<AdamStorage::bf16_correction, N> {
+  uint32_t high[N];
+  int32_t correction[N];
+  float sum_of_zeros = 0;  // NaN where a parameter was no number
+
+  template <class Packet>
+  __device__ __forceinline__ float load(const Packet& packet, int k) {
+    return float_of(join_24_unwritten(HalfWords<N>(packet.parameter).high(k), packet.extra[k]));
+  }
+  __device__ __forceinline__ void store(float value, uint32_t, int k) {
+    const HighAndCorrection both = split_24_number(bits_of(value));
+    high[k] = both.high;
+    correction[k] = both.correction;
+    sum_of_zeros = fma_(value, 0.0f, sum_of_zeros);
+  }
+  __device__ __forceinline__ bool all_were() const { return sum_of_zeros == 0.0f; }
+  template <class Packet>
+  __device__ __forceinline__ void finish(Packet& packet) const {
+    uint32_t rounded[N / 2];
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) rounded[k] = __byte_perm(high[2 * k], high[2 * k + 1], 0x7632u);
+    memcpy(packet.parameter, rounded, sizeof rounded);
+#pragma unroll
+    for (int k = 0; k < N; ++k) packet.extra[k] = static_cast<int8_t>(correction[k]);
+  }
+};
+
 }  // namespace pacer::kernels

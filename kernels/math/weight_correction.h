@@ -52,4 +52,34 @@ PACER_HOST_DEVICE float join_24(BFloat16 rounded, int8_t correction) {
   return float_of(was_written ? high : is_inward ? high - distance : high + distance);
 }
 
+// An integer divided by 2^places and rounded to nearest, ties away from zero.
+PACER_HOST_DEVICE int32_t nearest_shift(int32_t value, int places) {
+  return (value + (1 << (places - 1)) + (value >> 31)) >> places;
+}
+
+// A number with the sign of the float that these are the bits of.
+PACER_HOST_DEVICE int32_t with_sign_of(uint32_t bits, int32_t number) {
+  return (static_cast<int32_t>(bits) >> 31) * 2 * number + number;
+}
+
+// What join_24 makes of the two, as bits, given the bf16 above 16 zeros. Where join_24 finds that somebody has written the
+// bf16, this makes a NaN.
+PACER_HOST_DEVICE uint32_t join_24_unwritten(uint32_t high, int32_t correction) {
+  return high + static_cast<uint32_t>(nearest_shift(correction * with_sign_of(high, 33026), 7));
+}
+
+// What split_24 makes of a float that is not NaN, with the bf16 above 16 zeros.
+struct HighAndCorrection {
+  uint32_t high;
+  int32_t correction;
+};
+PACER_HOST_DEVICE HighAndCorrection split_24_number(uint32_t bits) {
+  const uint32_t high = (bits + 0x7FFFu + (bits >> 16 & 1)) & 0xFFFF0000u;
+  const auto apart = static_cast<int32_t>(bits - high);
+  const int32_t nearest = nearest_shift(apart * with_sign_of(bits, kLargestCorrection), 15);
+  const int32_t largest = kLargestCorrection - static_cast<int32_t>(high >> 16 & 1);
+  const int32_t not_above = nearest < largest ? nearest : largest;
+  return {high, not_above > -largest ? not_above : -largest};
+}
+
 }  // namespace pacer::kernels

@@ -85,6 +85,36 @@ TEST_CASE("a float becomes the nearest bf16, ties to even, and the nearest corre
   CHECK(too_far_relative == 0);
 }
 
+TEST_CASE("the conversions for numbers alone have the bits of the others", "[kernels][half]") {
+  int64_t wrong = 0, unseen = 0;
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    for (int correction = -127; correction <= 127; ++correction) {
+      const BFloat16 rounded{static_cast<uint16_t>(bits)};
+      const float value = join_24(rounded, static_cast<int8_t>(correction));
+      const uint32_t high = static_cast<uint32_t>(bits) << 16;
+      const uint32_t joined = join_24_unwritten(high, correction);
+      // What somebody has written is no number here.
+      const bool was_written = bits_of(value) == high && correction != 0;
+      unseen += (was_written || std::isnan(value)) && !std::isnan(float_of(joined));
+      if (was_written || std::isnan(value)) continue;
+      wrong += joined != bits_of(value);
+      const BFloat16AndCorrection both = split_24(value);
+      const HighAndCorrection split = split_24_number(joined);
+      wrong += split.high >> 16 != both.rounded.bits || (split.high & 0xFFFFu) != 0 ||
+               split.correction != both.correction;
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(unseen == 0);
+  for_floats_around_every_boundary(16, [&](float value) {
+    if (std::isnan(value)) return;
+    const BFloat16AndCorrection both = split_24(value);
+    const HighAndCorrection split = split_24_number(bits_of(value));
+    wrong += split.high >> 16 != both.rounded.bits || split.correction != both.correction;
+  });
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("corrections at a power of two have their whole range on both sides", "[kernels][half]") {
   CHECK(split_24(0x1.01p0f).rounded.bits == 0x3F80);  // a tie: even is 1
   CHECK(split_24(0x1.01p0f).correction == 127);
