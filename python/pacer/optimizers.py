@@ -97,9 +97,11 @@ class _FusedOptimizer(Optimizer):
 
     @staticmethod
     def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls C++ with what a user passed, where an error means that it does not fit."""
+        """Calls C++ with what a user passed, where an error means that it does not fit, or that memory ran out."""
         try:
             return function(*arguments)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise ValueError(str(error)) from None
 

@@ -294,6 +294,18 @@ class Refusals(Case):
             with self.assertRaises(ValueError):
                 kind([])
 
+    def test_memory_that_runs_out_is_no_mistake_in_a_value(self):
+        def runs_out():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        def does_not_fit():
+            raise RuntimeError("no kernel takes it")
+
+        with self.assertRaises(torch.OutOfMemoryError):
+            pacer.FusedAdamW._call(runs_out)
+        with self.assertRaisesRegex(ValueError, "no kernel takes it"):
+            pacer.FusedAdamW._call(does_not_fit)
+
     def test_a_group_that_is_refused_leaves_no_trace(self):
         params = parameters()
         optimizer = pacer.FusedAdamW(params)
