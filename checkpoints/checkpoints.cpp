@@ -21,6 +21,7 @@
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
+#include <pacer/modules/deferred.h>
 
 namespace pacer {
 
@@ -68,6 +69,10 @@ void Checkpoints::arrange() {
   const bool shares_parameters = sharded && sharded->shares_parameters() && parts_->world().world_size() > 1;
   require(options_.save_frozen() || !shares_parameters,
           "Checkpoints cannot leave frozen weights out while ranks keep parts of the parameters; leave "
+          "save_frozen(false) out");
+  const std::vector<at::Tensor> parameters = parts_->model().parameters();
+  require(options_.save_frozen() || std::none_of(parameters.begin(), parameters.end(), is_deferred),
+          "Checkpoints cannot leave frozen weights out of a model whose blocks were deferred; leave "
           "save_frozen(false) out");
   const NamedTensors model = detail::saved_model(*parts_);
   detail::check_storable(model);

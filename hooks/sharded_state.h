@@ -42,8 +42,8 @@ class ShardedState {
   virtual WholeParameters whole_parameters() = 0;
   // Whether such a result exists.
   virtual bool all_are_whole() const = 0;
-  // This rank's part of the values, as the optimizer updates it, of each parameter that is shared out. Only
-  // with keeps_parts().
+  // This rank's part of each parameter that is shared out, once they are. The part's values, as the optimizer updates
+  // them, are defined with keeps_parts() only.
   virtual ParameterRanges kept_parts() const = 0;
   // This rank's part of the gradients of the coming step, of each parameter that is shared out, and the ranks that
   // have the others; null: every rank has whole gradients, where parameters have them. From gradients_ready of

@@ -16,6 +16,7 @@
 #include <pacer/hooks/session_parts.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/hooks/step_report.h>
+#include <pacer/modules/deferred.h>
 
 namespace pacer {
 
@@ -135,7 +136,7 @@ WeightAverage::Averaged WeightAverage::entry_for(const std::string& name, const 
                                           .dtype(is_narrow ? at::kFloat : dtype)
                                           .device(options_.device().value_or(own.device()))
                                           .requires_grad(false));
-  entry.average.copy_(own);
+  if (!is_deferred(own)) entry.average.copy_(own);  // else its average comes from a checkpoint
   return entry;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 
 #include <pacer/core/error.h>
+#include <pacer/modules/deferred.h>
 #include <pacer/modules/detail/head_sizes.h>
 #include <pacer/modules/lora_adapter.h>
 
@@ -63,7 +64,10 @@ void CausalLmImpl::reset() {
   const TransformerLayerOptions layer = TransformerLayerOptions(options.layer()).rotary(rotary);
   embedding = register_module("embedding", torch::nn::Embedding(options.vocabulary(), options.hidden()));
   register_module("layers", layers);
-  for (int64_t i = 0; i < options.layers(); ++i) layers->push_back(TransformerLayer(layer));
+  for (int64_t i = 0; i < options.layers(); ++i) {
+    layers->push_back(TransformerLayer(layer));
+    if (options.deferred()) defer_initialization(*layers->ptr(static_cast<size_t>(i)));
+  }
   norm = register_module("norm", RmsNorm(RmsNormOptions(options.hidden()).eps(options.eps())));
   if (!options.tied()) {
     head = register_module(
@@ -73,12 +77,15 @@ void CausalLmImpl::reset() {
   reset_parameters();
 }
 
-void CausalLmImpl::reset_parameters() {
+void CausalLmImpl::reset_parameters() { reset_parameters(*this); }
+
+void CausalLmImpl::reset_parameters(torch::nn::Module& part) const {
   const at::NoGradGuard no_grad;
-  for (const auto& module : modules(/*include_self=*/false)) {
+  for (const auto& module : part.modules(/*include_self=*/false)) {
     if (module->as<LoraAdapterImpl>() != nullptr) continue;
     for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
       at::Tensor value = parameter.value();
+      if (is_deferred(value)) continue;
       if (value.dim() == 2) {
         value.normal_(0, options.init_std());
       } else {

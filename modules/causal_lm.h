@@ -57,6 +57,9 @@ struct CausalLmOptions {
   TORCH_ARG(bool, tied) = false;
   // The standard deviation of all matrices at first, >= 0.
   TORCH_ARG(double, init_std) = 0.02;
+  // Each layer gives the memory of its parameters back as soon as it is made, for a model that is larger than a machine; see
+  // modules/deferred.h. Shards gives them values.
+  TORCH_ARG(bool, deferred) = false;
 };
 
 class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl>, public WithHead {
@@ -66,8 +69,11 @@ class CausalLmImpl : public torch::nn::Cloneable<CausalLmImpl>, public WithHead 
 
   void reset() override;
   // Draws every matrix anew from N(0, init_std^2), by LibTorch's generator; biases are 0 and the weights of norms 1, as
-  // transformers has it for these models. Adapters and weights in 4 bits stay.
+  // transformers has it for these models. Adapters and weights in 4 bits stay, and so do deferred layers without values.
   void reset_parameters();
+  // The same for a part of the model, such as a layer whose parameters were deferred:
+  //   ShardsOptions().materialize(seeded_blocks(seed, [&](torch::nn::Module& layer) { model->reset_parameters(layer); }))
+  void reset_parameters(torch::nn::Module& part) const;
 
   // ids [batch, sequence] in Long -> logits [batch, sequence, vocabulary], in the dtype of the weights or of autocast.
   // The head computes in it also under Precision::fp8.

@@ -1,4 +1,4 @@
-// Everything of modules: stacks of blocks, recomputation instead of keeping activations, attention inside a
+// Everything of modules: stacks of blocks, also without memory, recomputation instead of keeping activations, attention inside a
 // window, fused layers that compute in 16 bits or in 8-bit floats, decoders of them, a loss whose logits are never in
 // memory, weights in 4 bits, low-rank adapters, and modules of TorchScript.
 #pragma once
@@ -7,6 +7,7 @@
 #include <pacer/modules/blocks.h>
 #include <pacer/modules/causal_lm.h>
 #include <pacer/modules/convolution.h>
+#include <pacer/modules/deferred.h>
 #include <pacer/modules/embedding.h>
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>

@@ -16,6 +16,7 @@
 #include <pacer/hooks/detail/model_facts.h>
 #include <pacer/hooks/detail/training_tensors.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/modules/deferred.h>
 #include <pacer/modules/detail/model_modules.h>
 
 namespace pacer {
@@ -99,6 +100,7 @@ void ParallelTraining::share_parameters() {
     const auto add = [&](const std::string& what, const at::Tensor& tensor) {
       // What was compared before is no initial value any more, and forward passes may have written to it.
       if (!shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) return;
+      if (is_deferred(tensor)) return;  // Shards compares it once it has values
       const at::Tensor host = tensor.detach().cpu().contiguous();
       values.push_back({"initial value of " + what,
                         "checksum " + Checksum().add(host.const_data_ptr(), host.nbytes()).hex()});
@@ -125,10 +127,12 @@ void ParallelTraining::share_parameters() {
                                  return !is_here(tensor) || shared_.count(tensor.unsafeGetTensorImpl()) != 0;
                                }),
                 tensors.end());
-  detail::broadcast_all(world, tensors);
   for (const at::Tensor& tensor : tensors) {
     shared_.emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
   }
+  // Shards shares them once they have values.
+  tensors.erase(std::remove_if(tensors.begin(), tensors.end(), is_deferred), tensors.end());
+  detail::broadcast_all(world, tensors);
 }
 
 void ParallelTraining::remember_parameters() {

@@ -148,6 +148,10 @@ class ParameterShards {
   // From now on parameters have their values only between gather and release of their group; parts().values
   // are those that are updated.
   void keep_parts();
+  // The same for a group whose parameters are deferred (modules/deferred.h): first it gets memory, in which they shall be given
+  // values, and then its parts are kept, before keep_parts() does so for all others.
+  void give_memory(size_t group);
+  void keep_part(size_t group);
   bool keeps_parts() const;
   // Returns when the values are there (CUDA: the current stream waits); nothing where they are already.
   void gather(size_t group);

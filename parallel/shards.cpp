@@ -47,6 +47,10 @@ Shards::Shards(std::vector<Blocks> stacks, ShardsOptions options)
   require(has_blocks || !options_.split_head(),
           "ShardsOptions::split_head is about parameters that come and go; give Shards the model's Blocks, "
           "or leave it out");
+  require(
+      has_blocks || !options_.materialize(),
+      "ShardsOptions::materialize gives values to blocks without memory; give Shards the model's Blocks, or "
+      "leave it out");
   if (has_blocks) options_.what(Sharded::parameters);
 }
 
@@ -66,7 +70,15 @@ std::string Shards::agreement() const {
                               options_.keep_after_forward() ? ", kept after forward" : "",
                               options_.reduce_every_micro_step() ? "" : ", reduced once a step",
                               options_.split_head() ? ", the head by rows" : "", ", stacks of");
-  for (const Blocks& blocks : stacks_) text += detail::concatenate(' ', blocks->size());
+  size_t deferred = 0;
+  for (const Blocks& blocks : stacks_) {
+    text += detail::concatenate(' ', blocks->size());
+    for (const auto& block : *blocks) {
+      const std::vector<at::Tensor> parameters = block->parameters();
+      deferred += std::any_of(parameters.begin(), parameters.end(), is_deferred) ? 1 : 0;
+    }
+  }
+  if (deferred > 0) text += detail::concatenate(", ", deferred, " of them without values");
   return text;
 }
 
@@ -101,6 +113,7 @@ void Shards::require_same_parameters() const {
 double Shards::join() {
   require_same_parameters();
   if (gathers_ && !keeps_parts()) {
+    materialize();
     shards_->keep_parts();
     update_only_parts();
   }

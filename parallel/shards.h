@@ -20,6 +20,8 @@
 // GradientClipping. The optimizer must be FusedAdam, FusedAdamW, FusedLamb, FusedSgd or FusedRmsprop; over
 // nodes also a 1-bit optimizer that is hierarchical.
 //
+// A model that is larger than a machine need not be whole on any rank at first: see modules/deferred.h.
+//
 // With Blocks, from the first begin() on, a parameter has its values while its block runs, and all others
 // (embeddings, head: what is in no block, or in several) between begin and the end of backward, and in
 // evaluate. Whoever reads or changes one at another time gets an error that names it; in a scope of
@@ -39,6 +41,7 @@
 #include <pacer/core/option.h>
 #include <pacer/hooks/sharded_state.h>
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/deferred.h>
 #include <pacer/parallel/parallel_training.h>
 #include <pacer/parallel/parameter_shards.h>
 
@@ -90,6 +93,11 @@ struct ShardsOptions {
   // makes its loss with head_loss(), as CausalLm does, with a head that is not tied; logits are to be had in a scope of
   // Session::whole_parameters() only. Losses are equal to rounding, not to the bit.
   TORCH_ARG(bool, split_head) = false;
+  // With Blocks that defer_initialization left without memory: gives values to one block after the other before the first step,
+  // on every rank; see modules/deferred.h and checkpoints/load_blocks.h. Ranks then take over rank 0's values of the block, or
+  // compare them, as `initial_parameters` says, and keep their parts, so that one block is whole at a time. It is not called for
+  // a block whose values come from a checkpoint.
+  TORCH_ARG(MaterializeBlock, materialize);
   // With Blocks: false: whole gradients are kept until a step's last backward and travel once a step.
   TORCH_ARG(bool, reduce_every_micro_step) = true;
   // See DataParallelOptions.
@@ -113,8 +121,11 @@ class Shards : public GradientExchange, public ShardedState {
   // Throws InvalidArgument for an optimizer whose work ranks cannot share, and over nodes that differ in
   // their ranks.
   void attach(SessionParts& parts) override;
-  // Parameters move into flat memory; state that the optimizer has is cut. Throws with CudaGraph.
+  // Parameters move into flat memory; state that the optimizer has is cut. Throws with CudaGraph,
+  // and where a parameter without memory is in no block.
   void arrange() override;
+  // Gives values to blocks without memory in a world of one rank; join() does in others.
+  void start(const Progress& progress) override;
   void forward_begin(const Progress& progress) override;
   void forward_end() override;
   bool acts_in_forward() const override { return true; }
@@ -154,6 +165,8 @@ class Shards : public GradientExchange, public ShardedState {
   void require_same_parameters() const;
   ParameterRanges ranges_of_step() const;
   void update_only_parts();
+  void check_deferred() const;
+  void materialize();
   void check_order() const;
 
   // A tensor of which this rank has a part, and the parameter it belongs to.

@@ -57,6 +57,7 @@ void Shards::attach(SessionParts& parts) {
 }
 
 void Shards::arrange() {
+  check_deferred();
   if (parts().world().world_size() == 1) return;
   require(!parts().replay_optimizer,
           "Shards and CudaGraph do not go together: ranks exchange norms inside the captured step; leave "

@@ -11,10 +11,12 @@
 
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/deferred_storage.h>
 #include <pacer/files/checkpoint_folder.h>
 #include <pacer/files/checksum.h>
 #include <pacer/files/json_writer.h>
 #include <pacer/hooks/detail/torch_optimizer_state.h>
+#include <pacer/hooks/sharded_state.h>
 
 namespace pacer::detail {
 
@@ -35,13 +37,13 @@ std::string model_file_of_rank(int rank, int world_size) {
 
 // The tensors of a file that the checkpoint must have.
 NamedTensors read_file(const std::string& folder, const CheckpointManifest& manifest, const std::string& name,
-                       const TensorPlace& place_of = nullptr) {
+                       const TensorPlace& place_of = nullptr, const TensorPieces& pieces = nullptr) {
   const CheckpointFile* file = find_file(manifest, name);
   require<FileError>(file != nullptr, "the checkpoint ", folder, " has no ", name,
                      "; it was not written by this version");
   NamedTensors tensors;
   read_checkpoint_file(folder, *file, [&](FileReader& reader) {
-    tensors = read_tensors(reader, folder + "/" + name, place_of);
+    tensors = read_tensors(reader, folder + "/" + name, place_of, Unwanted::read, pieces);
   });
   return tensors;
 }
@@ -49,13 +51,13 @@ NamedTensors read_file(const std::string& folder, const CheckpointManifest& mani
 // The optimizer's state from however many files it lies in: each rank wrote a share, and before that was so
 // rank 0 all of it.
 NamedTensors read_optimizer(const std::string& folder, const CheckpointManifest& manifest,
-                            const TensorPlace& place_of) {
+                            const TensorPlace& place_of, const TensorPieces& pieces) {
   const int ranks = ranks_of(manifest, folder);
-  NamedTensors tensors = read_file(folder, manifest, file_of_rank("optimizer", 0, ranks), place_of);
+  NamedTensors tensors = read_file(folder, manifest, file_of_rank("optimizer", 0, ranks), place_of, pieces);
   for (int rank = 1; rank < ranks; ++rank) {
     const std::string name = file_of_rank("optimizer", rank, ranks);
     if (find_file(manifest, name) == nullptr) continue;
-    tensors.merge(read_file(folder, manifest, name, place_of));
+    tensors.merge(read_file(folder, manifest, name, place_of, pieces));
   }
   return tensors;
 }
@@ -91,6 +93,24 @@ TensorPlace beside_parameters(NamedTensors model) {
     const auto parameter = model.find(parameter_of(name));
     const bool is_beside = parameter != model.end() && !sizes.empty() && parameter->second.sizes() == sizes;
     return std::optional(is_beside ? parameter->second.device() : at::Device(at::kCPU));
+  };
+}
+
+// Of parameters without memory, and of the optimizer's state for them, a rank that will keep a part needs no more.
+TensorPieces pieces_of_rank(const SessionParts& parts, const NamedTensors& model, bool is_state) {
+  const SessionOptimizer* optimizer = parts.session_optimizer();
+  const bool has_parts = parts.gradients_are_shared_out && parts.sharded_state != nullptr &&
+                         optimizer != nullptr && optimizer->unshared_reason(GradientScope::world).empty();
+  if (!has_parts) return nullptr;
+  return [&model, is_state, kept = parts.sharded_state->kept_parts()](
+             const std::string& name, at::IntArrayRef sizes) -> std::optional<TensorPiece> {
+    const auto own = model.find(is_state ? parameter_of(name) : name);
+    const bool is_alike = own != model.end() && is_deferred(own->second) && own->second.sizes() == sizes;
+    const bool is_of_hook = is_state && name.find('/' + std::string(kFieldOfHook)) != std::string::npos;
+    if (!is_alike || is_of_hook) return std::nullopt;
+    const auto part = kept.find(own->second.unsafeGetTensorImpl());
+    if (part == kept.end()) return std::nullopt;
+    return TensorPiece{part->second.first, part->second.count};
   };
 }
 
@@ -250,19 +270,23 @@ TrainingState read_state(const SessionParts& parts, const std::string& folder) {
   const NamedTensors model = model_tensors(parts.model());
   const auto beside_own = [&](const std::string& name, at::IntArrayRef) {
     const auto own = model.find(name);
-    return std::optional(own == model.end() ? at::Device(at::kCPU) : own->second.device());
+    // A parameter without memory takes its values over block by block.
+    const bool on_host = own == model.end() || is_deferred(own->second);
+    return std::optional(on_host ? at::Device(at::kCPU) : own->second.device());
   };
   for (const CheckpointFile& file : model_files(folder, manifest)) {
     state.model.merge(
         read_file(folder, manifest, file.name,
-                  leaving_out(parts.tensors_on_other_ranks, model, beside_own, /*is_state=*/false)));
+                  leaving_out(parts.tensors_on_other_ranks, model, beside_own, /*is_state=*/false),
+                  pieces_of_rank(parts, model, /*is_state=*/false)));
   }
   // What will be cut on its way into the optimizer stays in host memory until then; paged state stays there.
   const SessionOptimizer* optimizer = parts.session_optimizer();
   const bool on_host = parts.gradients_are_shared_out || (optimizer && optimizer->keeps_state_on_host());
   const TensorPlace place_of = leaving_out(parts.updated_on_other_ranks, model,
                                            on_host ? nullptr : beside_parameters(model), /*is_state=*/true);
-  state.optimizer = read_optimizer(folder, manifest, place_of);
+  state.optimizer =
+      read_optimizer(folder, manifest, place_of, pieces_of_rank(parts, model, /*is_state=*/true));
   state.session =
       read_file(folder, manifest, file_of_rank("session", had_this_rank ? world.rank() : 0, ranks));
   state.session = session_of_other_run(parts, std::move(state.session), same, had_this_rank);

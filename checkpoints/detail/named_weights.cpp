@@ -11,6 +11,7 @@
 #include <pacer/checkpoints/detail/shared_memory.h>
 #include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/deferred_storage.h>
 #include <pacer/hooks/detail/training_tensors.h>
 
 namespace pacer::detail {
@@ -84,6 +85,9 @@ LoadedWeights compare(const NamedTensors& model, const std::map<std::string, Ten
 void check_values_are_here(const NamedTensors& model) {
   for (const auto& [name, tensor] : model) {
     if (tensor.layout() != at::kStrided) continue;
+    require(!is_deferred(tensor), "cannot load weights into \"", name,
+            "\": defer_initialization took its memory; give Shards "
+            "ShardsOptions().materialize(load_blocks(path)), which loads block by block");
     try {
       (void)tensor.const_data_ptr();
     } catch (const c10::Error&) {

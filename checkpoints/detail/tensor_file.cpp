@@ -1,8 +1,11 @@
 #include <pacer/checkpoints/detail/tensor_file.h>
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -118,6 +121,27 @@ void read_in_pieces(FileReader& reader, size_t bytes, std::vector<char>& piece, 
   }
 }
 
+// Pages take memory once something is written to them.
+at::Tensor untouched_zeros(at::IntArrayRef sizes, at::ScalarType dtype, size_t bytes) {
+  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, /*fd=*/-1, /*offset=*/0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return at::from_blob(
+      memory, sizes, [bytes](void* at) { ::munmap(at, bytes); }, at::TensorOptions(dtype));
+}
+
+// The next bytes of the file, which are those of the tensor: some of its elements.
+at::Tensor read_piece(FileReader& reader, const TensorView& view, const TensorPiece& piece,
+                      std::vector<char>& buffer) {
+  at::Tensor tensor = untouched_zeros(view.shape, tensor_dtype(view.dtype), view.bytes);
+  const size_t size = tensor.element_size(), begin = static_cast<size_t>(piece.first) * size,
+               bytes = static_cast<size_t>(piece.count) * size;
+  read_in_pieces(reader, begin, buffer, nullptr);
+  if (bytes > 0) reader.read_next(static_cast<char*>(tensor.mutable_data_ptr()) + begin, bytes);
+  read_in_pieces(reader, view.bytes - begin - bytes, buffer, nullptr);
+  return tensor;
+}
+
 }  // namespace
 
 at::ScalarType tensor_dtype(Dtype dtype) {
@@ -149,7 +173,7 @@ void write_tensors(ByteSink& sink, const NamedTensors& tensors,
 }
 
 NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of,
-                          Unwanted unwanted) {
+                          Unwanted unwanted, const TensorPieces& pieces) {
   const SafetensorsFile file = SafetensorsFile::read_header(reader, path);
   NamedTensors tensors;
   std::vector<char> piece;
@@ -167,6 +191,11 @@ NamedTensors read_tensors(FileReader& reader, const std::string& path, const Ten
     }
     require<FileError>(view.dtype != Dtype::OTHER, path, ": the tensor ", name, " has the dtype ",
                        view.dtype_text, ", which pacer does not know");
+    const auto wanted = pieces && view.bytes > 0 ? pieces(name, view.shape) : std::nullopt;
+    if (wanted && place->is_cpu()) {
+      tensors.emplace(std::move(name), read_piece(reader, view, *wanted, piece));
+      continue;
+    }
     at::Tensor tensor = at::empty(view.shape, at::TensorOptions(tensor_dtype(view.dtype)).device(*place));
     if (place->is_cpu()) {
       if (view.bytes > 0) reader.read_next(tensor.mutable_data_ptr(), view.bytes);

@@ -37,12 +37,20 @@ at::ScalarType tensor_dtype(Dtype dtype);
 // Where a tensor of a file is to go; nothing for one that nobody wants.
 using TensorPlace = std::function<std::optional<at::Device>(const std::string& name, at::IntArrayRef sizes)>;
 
+// Which elements of a tensor are wanted, in row-major order; nothing for all of them.
+struct TensorPiece {
+  int64_t first, count;
+};
+using TensorPieces =
+    std::function<std::optional<TensorPiece>(const std::string& name, at::IntArrayRef sizes)>;
+
 // The tensors of a file, each in memory of its own: all on the CPU, or those that `place_of` wants, where it
 // wants them. Reads the whole file by FileReader::read_next, for a checksum, or passes over what nobody
 // wants. Throws FileError where the file is not sound, or a tensor that is wanted has a dtype that pacer does
-// not know; `path` is for messages.
+// not know; `path` is for messages. Of a tensor on the CPU of which `pieces` wants some elements only, the others
+// are 0 and take no memory.
 enum class Unwanted { read, skip };
 NamedTensors read_tensors(FileReader& reader, const std::string& path, const TensorPlace& place_of = nullptr,
-                          Unwanted unwanted = Unwanted::read);
+                          Unwanted unwanted = Unwanted::read, const TensorPieces& pieces = nullptr);
 
 }  // namespace pacer::detail

@@ -17,6 +17,7 @@
 #include <pacer/checkpoints/detail/merged_weights.h>
 #include <pacer/checkpoints/detail/shared_memory.h>
 #include <pacer/core/error.h>
+#include <pacer/device/detail/deferred_storage.h>
 #include <pacer/device/detail/random_state.h>
 #include <pacer/files/json_scanner.h>
 #include <pacer/hooks/detail/torch_optimizer_state.h>
@@ -337,7 +338,13 @@ void StateImport::commit() {
   const at::NoGradGuard no_grad;
   for (const auto& put : put_in_force_) put();
   committed_ = true;
-  for (const auto& [own, saved] : values_) own.copy_(saved);
+  for (const auto& [own, saved] : values_) {
+    if (is_deferred(own)) {
+      deferred_value(own) = saved;  // until it has memory
+    } else {
+      own.copy_(saved);
+    }
+  }
 }
 
 void import_state(SessionParts& parts, const TrainingState& state) {

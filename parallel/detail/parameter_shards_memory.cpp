@@ -85,33 +85,6 @@ at::Tensor ParameterShards::State::take_memory(const Unit& unit) {
   return memory_.take(unit.layout.elements(), unit.gradient);
 }
 
-void ParameterShards::keep_parts() {
-  const std::lock_guard<std::mutex> lock(state_->mutex_);
-  require(!state_->groups_.empty(),
-          "ParameterShards::keep_parts needs groups of parameters; give them to it");
-  if (state_->keeps_parts_) return;
-  for (State::Unit& unit : state_->units_) state_->keep_part(unit);
-  state_->keeps_parts_ = true;
-}
-
-bool ParameterShards::keeps_parts() const { return state_->keeps_parts_; }
-
-void ParameterShards::State::keep_part(Unit& unit) {
-  std::vector<at::Tensor> parameters;
-  std::vector<std::string> names;
-  for (const size_t position : unit.members) {
-    parameters.push_back(parts_[position].parameter);
-    names.push_back(parts_[position].name);
-  }
-  const at::Tensor flat = moved_parameters(unit);
-  const int64_t part = unit.layout.part_elements();
-  unit.own_parameters = flat.narrow(0, ranks_->rank() * part, part).clone();
-  unit.memory.emplace(std::move(parameters), std::move(names), flat);
-  for (const size_t position : unit.members) {
-    parts_[position].values = own_piece(position, unit.own_parameters);
-  }
-}
-
 // Values that were asked for ahead of their use; the gather then only waits for them.
 void ParameterShards::State::start_gather(size_t number) {
   GatheredGroup& group = groups_[number];

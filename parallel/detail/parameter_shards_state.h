@@ -78,7 +78,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   bool may_stay_local(const at::Tensor& parameter) const;
   void add_unit(std::vector<size_t> members, size_t group);
   void move_parameters();
-  at::Tensor moved_parameters(const Unit& unit);
   void make_parts();
   at::Tensor own_piece(size_t i, const at::Tensor& part) const;
   void add_hooks();
@@ -93,6 +92,13 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   static void require_no_gradient(const Part& part);
   void add_part_gradient(size_t position, const at::Tensor& gradient);
 
+  // ---- parameter_shards_values.cpp ----
+  bool has_deferred(size_t group) const;
+  void give_memory(Unit& unit);
+  void keep_part(size_t group);
+  void keep_part(Unit& unit);
+  at::Tensor moved_parameters(const Unit& unit);
+
   // ---- parameter_shards_memory.cpp ----
   void take_gradient(Unit& unit);
   void release_gradient(Unit& unit);
@@ -100,7 +106,6 @@ class ParameterShards::State : public std::enable_shared_from_this<State> {
   void make_landing(Unit& unit);
   at::Tensor take_landing_buffer(Unit& unit);
   at::Tensor take_memory(const Unit& unit);
-  void keep_part(Unit& unit);
   void start_gather(size_t group);
   void finish_gather(size_t group);
   void gather(size_t group);

@@ -8,12 +8,12 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <pacer/collectives/detail/gradient_checks.h>
 #include <pacer/collectives/detail/gradient_hook.h>
 #include <pacer/core/error.h>
 #include <pacer/device/detail/refusing_storage.h>
+#include <pacer/modules/deferred.h>
 
 namespace pacer {
 namespace {
@@ -52,6 +52,10 @@ ParameterShards::~ParameterShards() {
 void ParameterShards::State::add(const std::vector<NamedParameter>& parameters) {
   for (const NamedParameter& item : parameters) {
     detail::check_reducible(item.first, item.second, *ranks_);
+    require(!is_deferred(item.second), "parameter ", item.first,
+            " has no values, because defer_initialization took its memory; ParameterShards gives memory to "
+            "groups "
+            "of parameters only");
     if (item.second.requires_grad() && !positions_.count(item.second.unsafeGetTensorImpl())) add_part(item);
   }
   make_units();
@@ -170,20 +174,6 @@ void ParameterShards::State::move_parameters() {
     const int64_t part = unit.layout.part_elements();
     unit.own_parameters = unit.parameters.narrow(0, ranks_->rank() * part, part);
   }
-}
-
-// Into flat memory. Parameters stay the tensors that they are, for the optimizer's state, the graph and their
-// hooks.
-at::Tensor ParameterShards::State::moved_parameters(const Unit& unit) {
-  const at::NoGradGuard no_grad;
-  const at::Tensor flat = at::zeros({unit.layout.elements()}, like(parts_[unit.members.front()].parameter));
-  for (size_t k = 0; k < unit.members.size(); ++k) {
-    at::Tensor& parameter = parts_[unit.members[k]].parameter;
-    const at::Tensor place = flat.narrow(0, unit.layout.begin(k), parameter.numel()).view(parameter.sizes());
-    place.copy_(parameter);
-    parameter.set_data(place);
-  }
-  return flat;
 }
 
 void ParameterShards::State::make_parts() {

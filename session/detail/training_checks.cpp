@@ -10,6 +10,8 @@
 #include <pacer/collectives/launch_environment.h>
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/model_facts.h>
+#include <pacer/hooks/sharded_state.h>
+#include <pacer/modules/deferred.h>
 
 namespace pacer::detail {
 namespace {
@@ -28,8 +30,22 @@ std::vector<char> needs_gradient(const SessionParts& parts) {
 }  // namespace
 
 void check_values(const SessionParts& parts) {
+  const bool gives_values = parts.sharded_state != nullptr && parts.sharded_state->shares_parameters();
+  for (const auto& item : parts.model().named_parameters()) {
+    require(
+        gives_values || !is_deferred(item.value()), "parameter ", item.key(),
+        " has no values, because defer_initialization took its memory; add session.use(Shards(model->blocks, "
+        "ShardsOptions().materialize(...))), which gives it values, or leave defer_initialization out");
+    require(!item.value().is_meta(), "parameter ", item.key(),
+            " is on the meta device, where it has no values and gets none; make the model on ",
+            parts.world().device().str(),
+            ", and for one that is larger than a machine call defer_initialization for each block once it is "
+            "made");
+  }
   try {
-    for (const at::Tensor& parameter : all_optimizer_parameters(parts)) (void)parameter.const_data_ptr();
+    for (const at::Tensor& parameter : all_optimizer_parameters(parts)) {
+      if (!is_deferred(parameter)) (void)parameter.const_data_ptr();
+    }
   } catch (const c10::Error&) {
     throw InvalidArgument(
         "the parameters of this model are shared out by another Session, whose Shards hook keeps parts of "

@@ -23,6 +23,7 @@ using torch::Tensor;
 // Blocks of two layers, of which one may be frozen or of another dtype, between two layers of the root.
 struct OddOptions {
   int64_t width = 5, depth = 3;
+  int64_t wider = 2;          // by so much the middle of a block
   bool frozen_first = false;  // the first layer of each block
   bool frozen_block = false;  // block 1
   bool double_block = false;  // block 1
@@ -34,9 +35,9 @@ struct OddOptions {
 };
 
 struct OddBlockImpl : torch::nn::Module {
-  explicit OddBlockImpl(int64_t width)
-      : up(register_module("up", torch::nn::Linear(width, width + 2))),
-        down(register_module("down", torch::nn::Linear(width + 2, width))),
+  explicit OddBlockImpl(int64_t width, int64_t wider = 2)
+      : up(register_module("up", torch::nn::Linear(width, width + wider))),
+        down(register_module("down", torch::nn::Linear(width + wider, width))),
         scale(register_parameter("scale", torch::ones({1}))) {}
   Tensor forward(const Tensor& x) {
     const Tensor y = down(torch::tanh(up(x.to(up->weight.dtype()))) * scale).to(x.dtype());
@@ -51,7 +52,7 @@ struct OddModelImpl : torch::nn::Module {
   explicit OddModelImpl(OddOptions odd) : options(odd) {
     register_module("blocks", blocks);
     for (int64_t i = 0; i < odd.depth; ++i) {
-      OddBlock block(odd.width);
+      OddBlock block(odd.width, odd.wider);
       if (i == 1 && odd.double_block) block->up->to(at::kDouble);
       if (i == 1 && odd.double_block) block->scale.set_data(block->scale.to(at::kDouble));
       if (i == 1 && odd.double_block) block->down->to(at::kDouble);
