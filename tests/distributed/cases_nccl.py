@@ -44,6 +44,7 @@ def shards(worker):
             wanted = cases_faults.unbroken(worker, world_size, nccl=1, shards=what)
             cases_faults.suffer(worker, wanted, "data:7:inside", 1, "KILL", world_size, grace=10, nccl=1, shards=what)
         play(worker, "train_split_head", world_size, nccl=1, steps=60 if LONG else 12)
+        play(worker, "train_deferred", world_size, nccl=1, steps=3)
 
 
 @case

@@ -37,6 +37,7 @@ def shards(worker):
     play(worker, "train_shards", 4, steps=500 if LONG else 10, ranks_per_node=2)
     for world_size in (2, 3):
         play(worker, "train_split_head", world_size, steps=60 if LONG else 12)
+        play(worker, "train_deferred", world_size, steps=3)
 
 
 @case
