@@ -3,31 +3,48 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+
 #include <pacer/core/error.h>
 #include <pacer/hooks/detail/submodules.h>
 #include <pacer/hooks/session_parts.h>
+#include <pacer/modules/detail/operator_list.h>
 #include <pacer/modules/recompute.h>
 
 namespace pacer {
 
 class Recompute::Wrapper : public BlockWrapper {
  public:
-  explicit Wrapper(std::vector<bool> recomputed) : recomputed_(std::move(recomputed)) {}
+  Wrapper(std::vector<bool> recomputed, KeptOperators keep)
+      : recomputed_(std::move(recomputed)), keep_(std::move(keep)) {}
 
   Tensors run(const BlockCall& call, const TensorFunction& rest, const Tensors& x) override {
     require(call.index < recomputed_.size(), "Recompute knows ", recomputed_.size(), " blocks and no block ",
             call.index, "; add all blocks before Session::use");
     was_asked_ = true;
     if (!recomputed_[call.index]) return rest(x);
-    return recompute_tensors(*call.block, detail::concatenate("block ", call.index), rest, x);
+    has_region_ = has_region_ || at::GradMode::is_enabled();
+    return recompute_tensors(*call.block, detail::concatenate("block ", call.index), rest, x, keep_);
   }
+  bool has_region() const { return has_region_; }
   bool was_asked() const { return was_asked_; }
   const std::vector<bool>& recomputed() const { return recomputed_; }
 
  private:
   std::vector<bool> recomputed_;  // by block
-  bool was_asked_ = false;
+  KeptOperators keep_;
+  bool was_asked_ = false, has_region_ = false;  // one with a graph
 };
+
+namespace {
+
+std::string operators_to_keep(const KeptOperators& operators) {
+  std::string text;
+  for (const std::string& name : operators.names()) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
 
 Recompute::Recompute(std::vector<Blocks> stacks, RecomputeOptions options)
     : stacks_(std::move(stacks)), options_(std::move(options)) {
@@ -54,7 +71,7 @@ void Recompute::attach(SessionParts& parts) {
     }
     require(std::count(recomputed.begin(), recomputed.end(), true) > 0,
             "Recompute would recompute no block; see RecomputeOptions::blocks");
-    const auto wrapper = std::make_shared<Wrapper>(std::move(recomputed));
+    const auto wrapper = std::make_shared<Wrapper>(std::move(recomputed), options_.keep());
     blocks.ptr()->wrap(WrapperLevel::recompute, wrapper);
     wrappers_.push_back(wrapper);
   }
@@ -68,6 +85,8 @@ std::string Recompute::agreement() const {
     }
     text += ";";
   }
+  if (!options_.keep().empty()) text += " results of";
+  for (const std::string& name : options_.keep().names()) text += " " + name;
   return text;
 }
 
@@ -81,6 +100,13 @@ void Recompute::backward_begin(const Progress& progress) {
       any || parts_->replicas || !parts_->unused(this_one).empty(),
       "forward ran no block through Blocks::run, so nothing is recomputed; in the model's forward write "
       "x = blocks->run(i, &BlockImpl::forward, x) for each block");
+  const bool has_region =
+      std::any_of(wrappers_.begin(), wrappers_.end(), [](const auto& w) { return w->has_region(); });
+  require<Error>(
+      !has_region || options_.keep().empty() || options_.keep().list()->kept > 0,
+      "no recomputed block ran an operator of RecomputeOptions::keep (", operators_to_keep(options_.keep()),
+      "), so nothing is kept; a profile of the block names its operators, of which those that reach a "
+      "kernel count");
 }
 
 }  // namespace pacer

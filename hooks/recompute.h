@@ -3,6 +3,7 @@
 //
 //   session.use(pacer::Recompute(model->blocks));
 //   session.use(pacer::Recompute(model->blocks, pacer::RecomputeOptions().every(2)));   // half of the blocks
+//   session.use(pacer::Recompute(model->blocks, pacer::RecomputeOptions().keep(pacer::KeptOperators::attention())));
 //
 // Weights, moments and losses are those of plain training to the bit; gates of a LayerDrop stay outside, so a
 // dropped block is not recomputed, and the gradients of a kept one add up in another order. The model calls
@@ -19,6 +20,7 @@
 
 #include <pacer/hooks/hook.h>
 #include <pacer/modules/blocks.h>
+#include <pacer/modules/kept_operators.h>
 
 namespace pacer {
 
@@ -28,6 +30,9 @@ struct RecomputeOptions {
   // same on all ranks.
   TORCH_ARG(int64_t, every) = 1;
   TORCH_ARG(std::function<bool(size_t i)>, blocks);
+  // Operators whose results are kept instead of computed again (pacer/modules/kept_operators.h): less time for more
+  // memory, the same numbers. All ranks must keep the same.
+  TORCH_ARG(KeptOperators, keep);
 };
 
 class Recompute : public Hook {
@@ -44,7 +49,8 @@ class Recompute : public Hook {
   // Throws InvalidArgument for Blocks that are empty, in another Session, or no part of the model.
   void attach(SessionParts& parts) override;
   std::string agreement() const override;
-  // Throws Error where forward ran no block through Blocks::run: nothing would ever be recomputed.
+  // Throws Error where forward ran no block through Blocks::run, or none of the operators to keep in a recomputed one:
+  // nothing would ever be recomputed, or kept.
   void backward_begin(const Progress& progress) override;
 
  private:

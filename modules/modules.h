@@ -12,6 +12,7 @@
 #include <pacer/modules/fp8_options.h>
 #include <pacer/modules/fp8_scaling.h>
 #include <pacer/modules/head_exchange.h>
+#include <pacer/modules/kept_operators.h>
 #include <pacer/modules/layer_norm_linear.h>
 #include <pacer/modules/layer_norm_mlp.h>
 #include <pacer/modules/linear.h>

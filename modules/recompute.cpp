@@ -70,13 +70,14 @@ void detail::replay_ahead(const at::Tensor& result) {
   region->replay(saved_arguments(node->ctx_, *region));
 }
 
-Tensors recompute_tensors(torch::nn::Module& module, const std::string& name, TensorFunction f, Tensors x) {
+Tensors recompute_tensors(torch::nn::Module& module, const std::string& name, TensorFunction f, Tensors x,
+                          const KeptOperators& kept) {
   if (!at::GradMode::is_enabled()) return f(x);
   // Nodes of a graph take and give defined tensors only.
   const detail::DefinedMask given(x);
   const auto of_defined = [f = std::move(f), given](const Tensors& in) { return f(given.expand(in)); };
   const Tensors arguments = given.compact(std::move(x));
-  const auto region = c10::make_intrusive<Region>(module, name, of_defined, arguments);
+  const auto region = c10::make_intrusive<Region>(module, name, of_defined, arguments, kept);
   const Tensors& parameters = region->parameters();
   const bool needs_gradient = any_needs_gradient(arguments) || any_needs_gradient(parameters);
   return region->results().expand(

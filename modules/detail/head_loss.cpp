@@ -11,11 +11,13 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <pacer/core/error.h>
 #include <pacer/device/detail/stream.h>
 #include <pacer/modules/detail/head_products.h>
 #include <pacer/modules/detail/matrix.h>
+#include <pacer/modules/detail/operator_list.h>
 #include <pacer/modules/detail/product.h>
 
 namespace pacer::detail {
@@ -154,6 +156,8 @@ void run_cross_entropy(const kernels::CrossEntropy& work, at::Device device) {
 LossSum loss_sum(const at::Tensor& hidden, const at::Tensor& columns, const LossRows& of_rows,
                  const Options& options, int64_t chunk_columns, bool for_hidden, bool for_weight,
                  const MakeLosses& make) {
+  const c10::impl::ExcludeDispatchKeyGuard nothing_is_kept(
+      kKeepingKey);  // losses are made in the memory of products
   const int64_t rows = hidden.size(0);
   const int64_t chunk_rows =
       rows_of_chunk(chunk_columns * static_cast<int64_t>(hidden.element_size()), options);

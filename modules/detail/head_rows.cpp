@@ -15,6 +15,7 @@
 #include <pacer/kernels/rotary.h>
 #include <pacer/modules/detail/column_sums.h>
 #include <pacer/modules/detail/matrix.h>
+#include <pacer/modules/detail/operator_list.h>
 
 namespace pacer::detail {
 namespace {
@@ -88,11 +89,14 @@ std::vector<at::Tensor> split_heads(const HeadRows& of, const at::Tensor& qkv) {
   kernels::RotaryForward work;
   describe(of, qkv, work);
   at::Tensor q = parts[0], k = parts[1], q_weight, k_weight;
-  if (of.are_normalized()) {
+  // Without a norm, backward reads nothing of what comes in, so that it may be written over, unless a region keeps it.
+  if (of.are_normalized() || region_keeps_results()) {
     const int64_t width = q.size(1) + k.size(1);
     const at::Tensor made = at::empty({qkv.size(0), width}, qkv.options());
     q = made.narrow(1, 0, q.size(1));
     k = made.narrow(1, q.size(1), k.size(1));
+  }
+  if (of.are_normalized()) {
     const at::ScalarType type = parameter_type(of, qkv.scalar_type());
     q_weight = readable(of.q_weight.to(type));
     k_weight = readable(of.k_weight.to(type));

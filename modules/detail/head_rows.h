@@ -29,7 +29,7 @@ struct HeadRows {
 };
 
 // q [rows, heads * head_dim], k and v [rows, kv_heads * head_dim], of qkv [rows, width]. Without norms they are its
-// memory, which a rotation writes to; with norms v alone is. No views as far as a graph is concerned.
+// memory, which a rotation writes to; with norms, or in a region that keeps results, v alone is. No views as far as a graph is concerned.
 std::vector<at::Tensor> split_heads(const HeadRows& of, const at::Tensor& qkv);
 
 // The gradient of qkv, [rows, width], from those of q, k and v, of one dtype, of which some may be undefined; and of

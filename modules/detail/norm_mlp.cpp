@@ -89,6 +89,7 @@ struct NormMlpNode : torch::autograd::Function<NormMlpNode>, FusedNode<NormMlpSt
       y = unread_values({in[kX].size(0), in[kWeight2].size(0)},
                         in[kX].options().dtype(state->has_residual ? in[kX].scalar_type() : state->dtype));
     } else {
+      ReplayMemory::note_last_product();
       y = products.fc2.forward(activated, state->ends_with_sum() ? at::Tensor() : in[kBias2]);
       if (state->ends_with_sum()) {
         y = add_residual({state->has_residual ? normalized.s : at::Tensor(), y, in[kBias2], state->dropout});

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -72,14 +73,16 @@ class HooksAside {
 
 }  // namespace
 
-Region::Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x)
+Region::Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x,
+               const KeptOperators& kept)
     : name_(std::move(name)),
       f_(std::move(f)),
       module_(module.weak_from_this().lock()),
       was_training_(module.is_training()),
       parameters_(distinct_parameters(module)),
       buffers_(module),
-      context_(CallContext::now(gpus_of(parameters_, x))) {
+      context_(CallContext::now(gpus_of(parameters_, x))),
+      memory_(name_, kept.list()) {
   for (const at::Tensor& parameter : parameters_) versions_.push_back(parameter._version());
 }
 
@@ -180,6 +183,8 @@ void Region::replay(const Tensors& x) {
   context_.enter();
   const at::AutoGradMode with_grad(true);
   const NoAutocastCache no_cache;
+  // Outside a backward pass this one is still to come, and says then whether it is the last.
+  memory_.kept().begin_second_run(/*stays=*/torch::autograd::get_current_graph_task_keep_graph());
   const ReplayMemory::Scope scope(memory_);
   replay->y = f_(replay->leaves);
   require(
@@ -193,6 +198,7 @@ Tensors Region::run_again(const Tensors& x, const Tensors& gradients, const std:
   require(!at::GradMode::is_enabled(), name_,
           " is recomputed, so its gradient has no second derivative (create_graph); leave this block alone");
   replay(x);
+  if (!torch::autograd::get_current_graph_task_keep_graph()) memory_.kept().forget();
   const std::unique_ptr<Replay> replay = std::move(replay_);
   Tensors leaves = std::move(replay->leaves), y = std::move(replay->y);
   y = checked_results(std::move(y), gradients);

@@ -13,13 +13,15 @@
 #include <pacer/modules/detail/defined_mask.h>
 #include <pacer/modules/detail/region_buffers.h>
 #include <pacer/modules/detail/replay_memory.h>
+#include <pacer/modules/kept_operators.h>
 #include <pacer/modules/tensor_call.h>
 
 namespace pacer::detail {
 
 class Region : public torch::CustomClassHolder {
  public:
-  Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x);
+  Region(torch::nn::Module& module, std::string name, TensorFunction f, const Tensors& x,
+         const KeptOperators& kept);
 
   const std::string& name() const { return name_; }
   // Each once, also where modules share them. They are inputs of the node, so each gradient arrives once.

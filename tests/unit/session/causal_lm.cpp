@@ -5,7 +5,13 @@
 namespace pacer::testing::causal_lm {
 TEST_CASE("hooks find the blocks, the layers and the window of a CausalLm", "[session][causal_lm]") {
   const Trained wanted = train(plain);
-  CHECK(largest_distance(train([](Session& s, CausalLm& m) { s.use(Recompute(m->layers)); }), wanted) == 0);
+  for (const KeptOperators& keep : {KeptOperators(), KeptOperators::attention(), KeptOperators::products()}) {
+    CAPTURE(keep.names());
+    const auto recompute = [&](Session& s, CausalLm& m) {
+      s.use(Recompute(m->layers, RecomputeOptions().keep(keep)));
+    };
+    CHECK(largest_distance(train(recompute), wanted) == 0);
+  }
   // What changes the numbers does so, and the run goes on.
   const std::vector<std::pair<std::string, Use>> others = {
       {"layer drop",
@@ -27,6 +33,18 @@ TEST_CASE("hooks find the blocks, the layers and the window of a CausalLm", "[se
     CHECK(distance > 0);
     CHECK(distance < 0.1);
   }
+}
+
+TEST_CASE("a Recompute that would keep nothing is an error", "[session][causal_lm][mistakes]") {
+  CausalLm model = make_model(false, Trains::all);
+  FusedAdamW optimizer(model->parameters(), FusedAdamWOptions(0.01));
+  Session session(*model, optimizer);
+  session.use(Recompute(model->layers, RecomputeOptions().keep({"aten::convolution", "aten::addmm"})));
+  const auto batch = batch_of(2, 0);
+  const auto [ids, targets] = session.begin(batch.first, batch.second);
+  const Tensor loss = model->loss(ids, targets);  // its layers have no bias
+  CHECK_THROWS_WITH(session.backward(loss), Catch::Matchers::ContainsSubstring(
+                                                "RecomputeOptions::keep (aten::convolution, aten::addmm)"));
 }
 
 TEST_CASE("ranks with parts of a CausalLm train what one rank does", "[session][causal_lm][ranks]") {
@@ -94,7 +112,10 @@ TEST_CASE("adapters of a CausalLm are trained with its hooks, by one rank as by 
       CAPTURE(item.key());
       CHECK_FALSE(item.value().equal(wanted.weights.at(item.key())));
     }
-    CHECK(largest_distance(run([](Session& s, CausalLm& m) { s.use(Recompute(m->layers)); }), wanted) == 0);
+    const auto recompute = [](Session& s, CausalLm& m) {
+      s.use(Recompute(m->layers, RecomputeOptions().keep(KeptOperators::products())));
+    };
+    CHECK(largest_distance(run(recompute), wanted) == 0);
     const Trained by_two = run(plain, 2);
     CHECK(largest_distance(by_two, wanted) < 1e-4);
     const auto shards = [](Session& s, CausalLm& m) { s.use(Shards(m->layers)); };
