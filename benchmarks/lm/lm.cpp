@@ -36,14 +36,16 @@ Rank 0 prints a JSON line for each mode: the time of a step (the median of eight
 not count, on the slowest rank), the peaks of its own memory, its loss in the last
 step, and tokens a second for each GPU. A mode is words joined by '+': bf16 or fp8 (the layers' products of
 8-bit floats), and head (the head's, too), recompute, parameters (Shards of the blocks), split (by rows, the head
-of these), 8bit (moments), release (of gradients), muon.
+of these), 8bit (moments), release (of gradients), muon; with recompute, keep-attention or keep-products
+(results of these operators are kept instead of computed again).
 )";
 
 constexpr int kUncountedSteps = 4, kTimedSteps = 8;
 constexpr int64_t kProduct = 8192;
 constexpr const char* kModes = "bf16,fp8,fp8+head,bf16+muon,bf16+8bit,bf16+recompute,fp8+recompute";
-const std::vector<std::string> kWords{"bf16",  "fp8",  "head",    "recompute", "parameters",
-                                      "split", "8bit", "release", "muon"};
+const std::vector<std::string> kWords{"bf16",           "fp8",           "head",       "recompute",
+                                      "keep-attention", "keep-products", "parameters", "split",
+                                      "8bit",           "release",       "muon"};
 
 using pacer::modules::CausalLm;
 using pacer::modules::CausalLmOptions;
@@ -73,6 +75,9 @@ std::vector<std::string> words_of(const std::string& mode) {
 struct Mode {
   explicit Mode(const std::string& called) : name(called), words(words_of(called)) {
     pacer::require(has("bf16") != has("fp8"), "--modes: '", name, "' needs one of bf16 and fp8");
+    pacer::require(has("recompute") ? !has("keep-attention") || !has("keep-products")
+                                    : !has("keep-attention") && !has("keep-products"),
+                   "--modes: '", name, "' keeps attention or products where layers are recomputed, not both");
     pacer::require(has("parameters") || !has("split"), "--modes: '", name,
                    "' splits the head of no parameters");
   }
@@ -91,7 +96,12 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Mode& mode, const 
 
 void use_hooks(const Mode& mode, pacer::Session& session, CausalLm& model) {
   if (mode.has("fp8")) session.use(pacer::Precision::fp8());
-  if (mode.has("recompute")) session.use(pacer::Recompute(model->layers));
+  if (mode.has("recompute")) {
+    pacer::RecomputeOptions options;
+    if (mode.has("keep-attention")) options.keep(pacer::KeptOperators::attention());
+    if (mode.has("keep-products")) options.keep(pacer::KeptOperators::products());
+    session.use(pacer::Recompute(model->layers, options));
+  }
   if (mode.has("release")) session.use(pacer::GradientRelease());
   if (mode.has("parameters"))
     session.use(pacer::Shards(model->layers, pacer::ShardsOptions().split_head(mode.has("split"))));

@@ -36,7 +36,8 @@ do not count, on the slowest rank), the peaks of its own memory, allocated and r
 the model is made, its loss in the last step, tokens a second for each GPU, what it sends in a step,
 and the share of blocks that layer dropping keeps. bf16 and fp8 are under autocast, which the other
 modes are not; fused ones have pacer::modules::TransformerLayer as blocks, and those with loss
-linear_cross_entropy behind them; those with 8bit have moments in 8 bits. Modes with layer-drop start
+linear_cross_entropy behind them; those with 8bit have moments in 8 bits; those with keep-attention or
+keep-products keep the results of these operators instead of computing them again. Modes with layer-drop start
 where theta has come down to 0.5; those with onebit-nodes have OneBitAdam with nodes as workers,
 frozen, in the place of FusedAdamW; those with muon have Muon, with muon-shared one whose ranks share
 the products. Small blocks are there for the host's cost: the GPU has little to do in them, and a row
@@ -56,7 +57,12 @@ struct Mode {
 
   // Where there are several ranks and no Shards, a Session brings DataParallel itself.
   void use_hooks(pacer::Session& session, const pacer::Blocks& blocks) const {
-    if (has("recompute")) session.use(pacer::Recompute(blocks));
+    if (has("recompute")) {
+      pacer::RecomputeOptions recompute;
+      if (has("keep-attention")) recompute.keep(pacer::KeptOperators::attention());
+      if (has("keep-products")) recompute.keep(pacer::KeptOperators::products());
+      session.use(pacer::Recompute(blocks, recompute));
+    }
     if (has("bf16")) session.use(pacer::Precision::bf16());
     if (has("fp8")) {
       const auto recipe = has("current") ? pacer::Fp8Recipe::current : pacer::Fp8Recipe::delayed;
@@ -72,6 +78,8 @@ struct Mode {
 
 constexpr const char* kModes =
     "plain,recompute,loss+recompute+8bit,bf16,fp8,fp8-current,fp8+recompute,"
+    "recompute-keep-attention,recompute-keep-products,"
+    "fused+recompute-keep-attention,fused+recompute-keep-products,"
     "fused,fused+recompute,fused+bf16,fused+fp8,fused+fp8+recompute,fused+fp8-current,"
     "shards-state,shards,shards+recompute,parameters,parameters+recompute,layer-drop,parameters+layer-drop,"
     "parameters+loss,parameters+loss+recompute,parameters+loss+8bit,parameters+loss+8bit+recompute,"
