@@ -100,7 +100,7 @@ void ReplayMemory::run_alias(const c10::OperatorHandle& op, c10::DispatchKeySet 
   const OperatorCall call{op, keys, *stack};
   const at::Tensor from = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
   call.run();
-  if (from.is_inference()) return;
+  if (from.is_inference() || c10::InferenceMode::is_enabled()) return;
   const c10::IValue& result = stack->back();
   const Tensors made = result.isTensor() ? Tensors{result.toTensor()} : result.toTensorVector();
   for (const at::Tensor& tensor : made) {
@@ -113,7 +113,9 @@ void ReplayMemory::run_addition(const c10::OperatorHandle& op, c10::DispatchKeyS
   const c10::impl::ExcludeDispatchKeyGuard once(kKeepingKey);
   const OperatorCall call{op, keys, *stack};
   const at::Tensor changed = torch::jit::peek(*stack, 0, op.schema().arguments().size()).toTensor();
-  for (Scope* scope = innermost; scope != nullptr; scope = scope->outer_) {
+  // What inference mode changes has another version than before and is an error.
+  Scope* scope = c10::InferenceMode::is_enabled() ? nullptr : innermost;
+  for (; scope != nullptr; scope = scope->outer_) {
     scope->memory_.kept_.copy_before_change(changed);
   }
   call.run();

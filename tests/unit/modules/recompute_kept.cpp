@@ -195,6 +195,15 @@ TEST_CASE("what would not fit kept results is an error", "[recompute][kept]") {
              more);
   CHECK_THAT(error([&](const Tensor& x) { return second() ? module(x) : call_scaled(module(x), 2); }),
              ContainsSubstring("calls pacer_test::scaled less often"));
+  CHECK_THAT(error([&](const Tensor& x) {
+               const Tensor y_in = call_scaled(module(x), 2);
+               const c10::InferenceMode inference;
+               at::_unsafe_view(y_in.detach(), {8}).clone().add_(1);
+               y_in.detach().add_(1);
+               const c10::InferenceMode no_inference(false);
+               return y_in;
+             }),
+             changed);
   // Results of inference mode have no version and no gradient, and are made again.
   CHECK(error([&](const Tensor& x) {
           const c10::InferenceMode inference;
