@@ -85,7 +85,11 @@ TEST_CASE("a graph that is kept serves all losses of a window", "[session][gradi
     return [make](Session& session, SmallModel& model) { session.use(make(model)); };
   };
   const std::vector<std::function<void(Session&, SmallModel&)>> ways{
-      [](Session&, SmallModel&) {}, with([](SmallModel& model) { return Recompute(model->stack); }),
+      [](Session&, SmallModel&) {},
+      with([](SmallModel& model) { return Recompute(model->stack); }),
+      with([](SmallModel& model) {
+        return Recompute(model->stack, RecomputeOptions().keep(KeptOperators::products()));
+      }),
       with([](SmallModel&) { return Shards(ShardsOptions().what(Sharded::state)); }),
       with([](SmallModel&) { return Shards(); }),
       with([](SmallModel& model) { return Shards(model->stack); })};
