@@ -24,10 +24,30 @@ PLACES = [  # the first is the one that the others follow
 ]
 CHANGELOG, UNRELEASED = "docs/changelog.md", "## Unreleased"
 RELEASE = re.compile(r"^## " + NUMBER + r" \(\d{4}-\d{2}-\d{2}\)$", re.M)
+KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")  # of Keep a Changelog
 
 
 def numbers(root, name, pattern):
     return re.findall(pattern, (root / name).read_text(encoding="utf-8"), re.M)
+
+
+def check_kinds(text):
+    """Each version of a changelog has its entries below headings of level 3, the kinds of change, each at most once."""
+    for section in re.split(r"^## ", text, flags=re.M)[1:]:
+        version, *body = section.splitlines()
+        seen = []
+        for line in body:
+            kind = line.removeprefix("### ")
+            if kind == line:
+                if line.startswith("- ") and not seen:
+                    yield f"{CHANGELOG}: an entry of '{version}' stands before the first '### {KINDS[0]}', '### {KINDS[1]}' or '### {KINDS[4]}'"
+                    break
+                continue
+            if kind not in KINDS:
+                yield f"{CHANGELOG}: '### {kind}' is not one of {', '.join(KINDS)}"
+            if kind in seen:
+                yield f"{CHANGELOG}: '{version}' has '### {kind}' twice"
+            seen.append(kind)
 
 
 def check(root):
@@ -46,7 +66,7 @@ def check(root):
     if not headings or headings[0] != UNRELEASED:
         wrong.append(f"{CHANGELOG} does not begin with '{UNRELEASED}', where a change is written down before its release")
     wrong += [f"{CHANGELOG}: '{heading}' is not of the form '## 1.2.3 (2026-01-31)'" for heading in headings[1:] if not RELEASE.match(heading)]
-    return wrong
+    return wrong + list(check_kinds(text))
 
 
 def put(root, version):
@@ -80,7 +100,14 @@ def self_test(root):
         put(copy, "1.2.3")
         assert check(copy) == [], check(copy)
         assert numbers(copy, *PLACES[0]) == ["1.2.3"]
-        assert RELEASE.search((copy / CHANGELOG).read_text(encoding="utf-8"))[1] == "1.2.3"
+        text = (copy / CHANGELOG).read_text(encoding="utf-8")
+        assert RELEASE.search(text)[1] == "1.2.3"
+        assert not text.split(UNRELEASED, 1)[1].split("## ", 1)[0].strip(), "what is unreleased after a cut is empty, without headings"
+        kept = (root / CHANGELOG).read_text(encoding="utf-8").split(UNRELEASED, 1)[1]
+        assert text.endswith(")" + kept), "a cut changes nothing below it"
+        for entries, words in (("- this\n", "stands before"), ("### New\n", "is not one of"), ("### Added\n- this\n\n### Added\n", "twice")):
+            (copy / CHANGELOG).write_text(f"{UNRELEASED}\n\n{entries}", encoding="utf-8")
+            assert any(words in line for line in check(copy)), words
         (copy / CHANGELOG).write_text(f"{UNRELEASED}\n\n## 1.2.3 of May\n", encoding="utf-8")
         assert any("is not of the form" in line for line in check(copy))
 
