@@ -20,7 +20,8 @@ const std::vector<Part> kOptimizers = {
     {"Muon", "", "Muon for hidden matrices, AdamW for the rest"},
     {"ScheduleFreeAdamW", "", "AdamW without a schedule: what is evaluated is an average of the weights"},
     {"OneBitAdam", "", "AdamW whose momentum travels as signs, for many ranks or slow networks"},
-    {"OneBitLamb", "", "LAMB whose momentum travels as signs"}};
+    {"OneBitLamb", "", "LAMB whose momentum travels as signs"},
+    {"OneBitMuon", "", "Muon whose directions travel as signs, from the first step on"}};
 
 const std::vector<Part> kHooks = {
     {"EpochSampler", "data", "the order of the data, which resumes in the middle of an epoch"},
