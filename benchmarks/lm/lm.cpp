@@ -77,7 +77,8 @@ struct Mode {
     pacer::require(has("bf16") != has("fp8"), "--modes: '", name, "' needs one of bf16 and fp8");
     pacer::require(has("recompute") ? !has("keep-attention") || !has("keep-products")
                                     : !has("keep-attention") && !has("keep-products"),
-                   "--modes: '", name, "' keeps attention or products where layers are recomputed, not both");
+                   "--modes: '", name,
+                   "' needs recompute for keep-attention or keep-products, and takes one of them");
     pacer::require(has("parameters") || !has("split"), "--modes: '", name,
                    "' splits the head of no parameters");
   }
