@@ -28,8 +28,11 @@ def declared(source):
     folders = ("hooks", "schedulers", "metrics", "parallel", "checkpoints", "session")
     headers = {path.stem: path.read_text() for folder in folders for path in source.glob(f"{folder}/*.h")}
     private = {path.stem: path.read_text() for folder in folders for path in source.glob(f"{folder}/detail/*_hook.h")}
-    optimizers = re.findall(r"^class (\w+) : public (?:Fused|OneBit)OptimizerOf<",
-                            "".join(path.read_text() for path in source.glob("optimizers/*.h")), re.M)
+    # Optimizers derive from a base with options, or from FusedOptimizer where they are no base themselves.
+    text = "".join(path.read_text() for path in source.glob("optimizers/*.h"))
+    optimizers = re.findall(r"^class (\w+) : public (?:Fused|OneBit)OptimizerOf<", text, re.M)
+    optimizers += [name for name in re.findall(r"^class (\w+) : public FusedOptimizer \{", text, re.M)
+                   if not re.search(rf": public {name}\b", text)]
     hooks = {}
     for text in [*headers.values(), *private.values()]:
         for name, base in re.findall(r"^class (\w+) : public (Hook|ParallelTraining|GradientExchange)\b", text, re.M):
