@@ -1,4 +1,4 @@
-// Roots and quotients without the branches that LibTorch's and CUDA's have for operands that are very small, very large or no
+// Roots and quotients without the branches that CUDA's own have for operands that are very small, very large or no
 // numbers: half the instructions, and the elements of a thread go side by side. Whoever uses them asks afterwards
 // whether all operands were ordinary, and works with AnyOperands where they were not. Results for ordinary operands are
 // those of AnyOperands to the bit: the steps are those of CUDA's own division and root where these take their short way.
