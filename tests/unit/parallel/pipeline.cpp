@@ -52,6 +52,11 @@ TEST_CASE("hooks act on a pipeline as on the whole model, to the bit", "[pipelin
   };
   const std::vector<Row> table = {
       {"recomputed", [](Session& s, LanguageModel& m) { s.use(Recompute(m->blocks)); }},
+      {"layers dropped, recomputed",
+       [](Session& s, LanguageModel& m) {
+         s.use(LayerDrop(m->blocks, LayerDropOptions().theta_bar(0.3).gamma(1).seed(3)));
+         s.use(Recompute(m->blocks));
+       }},
       {"layers dropped, recomputed but for products",
        [](Session& s, LanguageModel& m) {
          s.use(LayerDrop(m->blocks, LayerDropOptions().theta_bar(0.3).gamma(1).seed(3)));

@@ -79,9 +79,9 @@ TEST_CASE("blocks of odd parameters, shared out, train as whole ones, to the bit
       {"prefetch 0", ShardsOptions().prefetch(0)},
       {"prefetch 3", ShardsOptions().prefetch(3)},
       {"kept after forward", ShardsOptions().keep_after_forward(true)}};
-  const auto recomputed = [](const UseOdd& use) -> UseOdd {
-    return [use](Session& session, OddModel& model) {
-      session.use(Recompute(model->blocks, RecomputeOptions().keep(KeptOperators{"aten::addmm"})));
+  const auto recomputed = [](const UseOdd& use, const KeptOperators& keep = {}) -> UseOdd {
+    return [use, keep](Session& session, OddModel& model) {
+      session.use(Recompute(model->blocks, RecomputeOptions().keep(keep)));
       use(session, model);
     };
   };
@@ -106,7 +106,11 @@ TEST_CASE("blocks of odd parameters, shared out, train as whole ones, to the bit
       for (const int world_size : {1, 2, 3}) {
         require_same(wanted[static_cast<size_t>(world_size - 1)], odd, world_size, parts);
       }
-      if (!odd.region) require_same(wanted_recomputed, odd, 2, recomputed(parts));
+      if (!odd.region) {
+        for (const KeptOperators& keep : {KeptOperators(), KeptOperators{"aten::addmm"}}) {
+          require_same(wanted_recomputed, odd, 2, recomputed(parts, keep));
+        }
+      }
       require_same(
           wanted_accumulated, odd, 2, accumulated([&](Session& session, OddModel& model) {
             session.use(Shards(model->blocks, ShardsOptions(options).reduce_every_micro_step(false)));
