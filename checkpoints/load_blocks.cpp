@@ -11,7 +11,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <pacer/checkpoints/detail/named_weights.h>
-#include <pacer/checkpoints/detail/tensor_file.h>
 #include <pacer/checkpoints/detail/weights_files.h>
 #include <pacer/core/error.h>
 #include <pacer/files/safetensors.h>
@@ -48,17 +47,11 @@ class BlockFiles {
  private:
   // Throws where the files do not have the tensor, or have another one.
   void add(const std::string& name, const at::Tensor& own, NamedTensors& wanted) const {
-    const std::string cannot = "cannot load " + name + " from " + files_.where + ": ";
     const auto found = tensors_.find(name);
-    require(found != tensors_.end(), cannot, "there is no such tensor; its names must be those of the model");
-    const TensorView& there = found->second;
-    require(there.dtype != Dtype::OTHER, cannot, "it has the dtype ", there.dtype_text,
-            ", which pacer does not know");
-    const at::ScalarType dtype = detail::tensor_dtype(there.dtype);
-    const bool converts = at::isFloatingType(dtype) && at::isFloatingType(own.scalar_type());
-    require(own.sizes() == at::IntArrayRef(there.shape) && (converts || dtype == own.scalar_type()), cannot,
-            "it is ", dtype, " of shape ", at::IntArrayRef(there.shape), " there, but ", own.scalar_type(),
-            " of shape ", own.sizes(), " in the model");
+    require(found != tensors_.end(), "cannot load ", name, " from ", files_.where,
+            ": there is no such tensor; its names must be those of the model");
+    const std::string reason = detail::misfit_in_file(name, own, found->second);
+    require(reason.empty(), "cannot load weights from ", files_.where, ": ", reason);
     wanted.emplace(name, own);
   }
 

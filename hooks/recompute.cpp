@@ -85,9 +85,7 @@ std::string Recompute::agreement() const {
     }
     text += ";";
   }
-  if (!options_.keep().empty()) text += " results of";
-  for (const std::string& name : options_.keep().names()) text += " " + name;
-  return text;
+  return options_.keep().empty() ? text : text + " results of " + operators_to_keep(options_.keep());
 }
 
 // Where layers are dropped, all of them may be in this micro-step; a stage of a Pipeline may have none.

@@ -47,11 +47,7 @@ LoadedWeights compare(const NamedTensors& model, const std::map<std::string, Ten
     const auto found = in_files.find(name);
     has_values[tensor.unsafeGetTensorImpl()] |= found != in_files.end();
     if (found == in_files.end()) continue;
-    const TensorView& there = found->second;
-    const std::string reason = there.dtype == Dtype::OTHER
-                                   ? concatenate("\"", name, "\" has the dtype ", there.dtype_text,
-                                                 " there, which pacer does not know")
-                                   : misfit(name, tensor, tensor_dtype(there.dtype), there.shape);
+    const std::string reason = misfit_in_file(name, tensor, found->second);
     if (!reason.empty()) misfits.push_back(reason);
   }
   weights.loaded.assign(quantized.weights().begin(), quantized.weights().end());
@@ -107,6 +103,14 @@ std::map<std::string, TensorView> tensors_of(const std::vector<SafetensorsFile>&
     for (const std::string_view name : file.names()) tensors.emplace(name, *file.find(name));
   }
   return tensors;
+}
+
+std::string misfit_in_file(const std::string& name, const at::Tensor& own, const TensorView& there) {
+  if (there.dtype == Dtype::OTHER) {
+    return concatenate("\"", name, "\" has the dtype ", there.dtype_text,
+                       " there, which pacer does not know");
+  }
+  return misfit(name, own, tensor_dtype(there.dtype), there.shape);
 }
 
 LoadedWeights load_named(NamedTensors tensors, const WeightsFiles& files,
